@@ -1,0 +1,236 @@
+"""What every attention mechanism shares: the three-part seam, projections, positions, variables."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Key
+
+from models.embeddings import rotate
+
+
+class Buffer(nnx.Variable):
+    """An array that is saved with the model and never trained (random features, for example)."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Features:
+    """What `Attention.project` gives `Attention.mix`.
+
+    Mechanisms with gates or several branches use a dataclass of their own; whatever else it holds,
+    `value` is there and `mix` is linear in it.
+
+    Attributes:
+        query: `[B, H, L, K]`.
+        key: `[B, H, S, K]`.
+        value: `[B, H, S, K]`.
+    """
+
+    query: Float[Array, "B H L K"]
+    key: Float[Array, "B H S K"]
+    value: Float[Array, "B H S K"]
+
+
+def visible(mask: Bool[Array, "B S"], length: int, causal: bool) -> Bool[Array, "B 1 L S"]:
+    """The pairs (query i, key j) of which j is real and, if causal, j ≤ i. For references."""
+    seen = jnp.broadcast_to(mask[:, None, None, :], (mask.shape[0], 1, length, mask.shape[1]))
+    return jnp.tril(seen) if causal else seen
+
+
+class ShortConv(nnx.Module):
+    """Depthwise causal convolution over positions, started at the identity.
+
+    y_t = Σ_{j<width} w_j ∘ x_{t−j}. It shows each position its predecessors, which lets a single
+    attention layer compare a token with what came just before it (Fu et al. 2023, arXiv
+    2212.14052; Arora et al. 2023, arXiv 2312.04927).
+
+    Args:
+        dim: channels.
+        width: taps, in tokens, at least 1.
+        rngs: stream `params`.
+        dtype: compute type.
+    """
+
+    def __init__(self, dim: int, width: int, *, rngs: nnx.Rngs, dtype: Any = jnp.float32):
+        if width < 1:
+            raise ValueError(f"a short convolution needs a width of at least 1 token, got {width}")
+        # Row 0 is the current token. The other taps start small, so that the layer starts close
+        # to one without a convolution.
+        taps = 0.02 * jax.random.normal(rngs.params(), (width, dim))
+        self.kernel = nnx.Param(taps.at[0].set(1.0))
+        self.width = width
+        self.dtype = dtype
+
+    def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
+        """Convolves along L; positions before the first count as zero."""
+        kernel = self.kernel[...].astype(self.dtype)
+        length = x.shape[1]
+        padded = jnp.pad(x, ((0, 0), (self.width - 1, 0), (0, 0)))
+        taps = [padded[:, self.width - 1 - j : self.width - 1 - j + length] for j in range(self.width)]
+        return sum((tap * kernel[j] for j, tap in enumerate(taps)), start=jnp.zeros_like(x))
+
+
+class Attention(nnx.Module):
+    """Base of the mechanisms: `finish(mix(project(x)))`.
+
+    `project` and `finish` hold the learned parts. `mix` is pure, linear in `features.value`, and
+    applies the same matrix A to every value channel, o_i = Σ_j A_ij v_j, so that one
+    vector-Jacobian product measures any mechanism.
+
+    A mechanism subclasses this, implements `mix` and its reference `weights`, and extends `project` or `finish` where it needs
+    more than query, key and value. `mix` must give the positions that `mask` marks as real
+    the same output whatever the padding holds.
+
+    Args:
+        dim: model width D.
+        num_heads: H; must divide `qkv_dim`.
+        max_length: the longest sequence, in tokens, that the model is trained on.
+        causal: whether position i may use only positions up to i.
+        rngs: stream `params`.
+        dtype: type of the projections; sums, normalisers and softmax accumulate in
+            `promote_types(dtype, float32)`.
+        qkv_dim: width of queries, keys and values over all heads; 0 means `dim`.
+        dropout: rate at which attention weights are dropped, for mechanisms that have weights.
+        rotary: rotates queries and keys by their position before anything else touches them.
+        short_conv: taps of a causal convolution in front of the projections; 0 for none.
+
+    Raises:
+        ValueError: for widths that do not divide, or a dropout rate that cannot be honoured.
+    """
+
+    #: Whether the mechanism forms weights that dropout can drop.
+    has_weights: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        max_length: int,
+        causal: bool,
+        rngs: nnx.Rngs,
+        dtype: Any = jnp.float32,
+        qkv_dim: int = 0,
+        dropout: float = 0.0,
+        rotary: bool = False,
+        short_conv: int = 0,
+    ):
+        name = type(self).__name__
+        width = qkv_dim or dim
+        if dim < 1 or num_heads < 1 or max_length < 1:
+            raise ValueError(
+                f"dim, num_heads and max_length must be at least 1, got {dim}, {num_heads} and {max_length}"
+            )
+        if width < 1 or width % num_heads:
+            raise ValueError(f"num_heads must divide the width of q, k, v: got {num_heads} and {width}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"attention dropout must be at least 0 and less than 1, got {dropout}")
+        if dropout and not self.has_weights:
+            raise ValueError(f"{name} has no attention weights to drop: dropout must be 0, got {dropout}")
+        if rotary and (width // num_heads) % 2:
+            raise ValueError(f"rotary positions need an even head width, got {width // num_heads}")
+        if short_conv < 0:
+            raise ValueError(f"short_conv must be 0 (none) or a width in tokens, got {short_conv}")
+        self.num_heads = num_heads
+        self.head_dim = width // num_heads
+        self.causal = causal
+        self.dropout = dropout
+        self.rotary = rotary
+        self.dtype = dtype
+
+        def dense(fan_in: int, fan_out: int) -> nnx.Linear:
+            return nnx.Linear(
+                fan_in,
+                fan_out,
+                use_bias=False,
+                dtype=dtype,
+                kernel_init=nnx.initializers.xavier_uniform(),
+                rngs=rngs,
+            )
+
+        self.short_conv = ShortConv(dim, short_conv, rngs=rngs, dtype=dtype) if short_conv else None
+        self.query = dense(dim, width)
+        self.key = dense(dim, width)
+        self.value = dense(dim, width)
+        self.out = dense(width, dim)
+
+    def split_heads(self, x: Float[Array, "B L W"]) -> Float[Array, "B H L K"]:
+        """`[B, L, H·K]` to `[B, H, L, K]`."""
+        batch, length, _ = x.shape
+        return x.reshape(batch, length, self.num_heads, -1).transpose(0, 2, 1, 3)
+
+    def merge_heads(self, x: Float[Array, "B H L K"]) -> Float[Array, "B L W"]:
+        """`[B, H, L, K]` to `[B, L, H·K]`."""
+        batch, heads, length, width = x.shape
+        return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
+
+    def project(self, x: Float[Array, "B L D"], mask: Bool[Array, "B L"]) -> Any:
+        """Learned projections of the tokens; `mask` True marks real ones. Returns `Features`."""
+        # Whatever a pad holds, NaN included, ends here.
+        x = jnp.where(mask[..., None], x, 0).astype(self.dtype)
+        if self.short_conv is not None:
+            x = self.short_conv(x)
+        query, key, value = (self.split_heads(p(x)) for p in (self.query, self.key, self.value))
+        if self.rotary:
+            query, key = rotate(query), rotate(key)
+        return Features(query=query, key=key, value=value)
+
+    def mix(
+        self,
+        features: Any,
+        mask: Bool[Array, "B S"],
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B H L K"]:
+        """o_i = Σ_j A_ij v_j over real positions j. Pure; linear in `features.value`.
+
+        Args:
+            features: what `project` returned.
+            mask: `[B, S]`, True for a real token. A row of pads alone gives zeros.
+            dropout_key: drops attention weights where given.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not implement mix")
+
+    def weights(self, features: Any, mask: Bool[Array, "B S"]) -> Float[Array, "B H L S"]:
+        """The matrix A itself, written down as the formula says: the reference that `mix` is tested against.
+
+        O(L²) memory and no care for range: for tests and for looking at short sequences. Without
+        dropout. Rows of pads may hold anything finite.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not implement weights")
+
+    def finish(self, mixed: Float[Array, "B H L K"], features: Any) -> Float[Array, "B L D"]:
+        """Output projection; mechanisms with an output norm or gate extend it."""
+        del features
+        return self.out(self.merge_heads(mixed.astype(self.dtype)))
+
+    def __call__(
+        self,
+        x: Float[Array, "B L D"],
+        *,
+        mask: Bool[Array, "B L"],
+        deterministic: bool,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "B L D"]:
+        """One attention layer over a batch.
+
+        Args:
+            x: tokens' vectors.
+            mask: True for a real token, False for padding.
+            deterministic: False trains with attention dropout, which then needs `rngs`.
+            rngs: stream `dropout`.
+
+        Raises:
+            ValueError: if dropout is on and `rngs` is missing.
+        """
+        key = None
+        if self.dropout and not deterministic:
+            if rngs is None:
+                raise ValueError("attention dropout needs rngs when deterministic is False")
+            key = rngs.dropout()
+        features = self.project(x, mask)
+        return self.finish(self.mix(features, mask, key), features)

@@ -1,0 +1,256 @@
+"""The transformer that every mechanism plugs into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from models.attention import build
+from models.attention.stack import parse_stack
+from models.embeddings import Embedding
+from models.heads import Head, pool
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float64}
+
+
+def layer_norm(dim: int, rngs: nnx.Rngs, dtype: Any) -> nnx.LayerNorm:
+    """LayerNorm whose statistics are in float32 or better whatever the compute type."""
+    return nnx.LayerNorm(dim, dtype=jnp.promote_types(dtype, jnp.float32), use_fast_variance=False, rngs=rngs)
+
+
+class MLP(nnx.Module):
+    """Dense(hidden) – gelu – dropout – Dense(dim).
+
+    Args:
+        dim: model width.
+        hidden: width in between.
+        dropout: rate after the gelu.
+        rngs: stream `params`.
+        dtype: compute type.
+    """
+
+    def __init__(self, dim: int, hidden: int, *, dropout: float, rngs: nnx.Rngs, dtype: Any):
+        init = nnx.initializers.xavier_uniform()
+        self.up = nnx.Linear(dim, hidden, dtype=dtype, kernel_init=init, rngs=rngs)
+        self.down = nnx.Linear(hidden, dim, dtype=dtype, kernel_init=init, rngs=rngs)
+        self.dropout = nnx.Dropout(dropout)
+
+    def __call__(
+        self, x: Float[Array, "B L D"], *, deterministic: bool, rngs: nnx.Rngs | None = None
+    ) -> Float[Array, "B L D"]:
+        """Applies the MLP to each position."""
+        hidden = self.dropout(nnx.gelu(self.up(x)), deterministic=deterministic, rngs=rngs)
+        return self.down(hidden)
+
+
+class Block(nnx.Module):
+    """Pre-LN: x + dropout(attention(LN(x))), then x + dropout(MLP(LN(x))).
+
+    Args:
+        attention: the mechanism of this layer.
+        dim: model width.
+        mlp_dim: width inside the MLP; 0 leaves the MLP out.
+        dropout: rate on both branches and inside the MLP.
+        rngs: stream `params`.
+        dtype: compute type.
+    """
+
+    def __init__(
+        self,
+        attention: nnx.Module,
+        *,
+        dim: int,
+        mlp_dim: int,
+        dropout: float,
+        rngs: nnx.Rngs,
+        dtype: Any,
+    ):
+        self.attention_norm = layer_norm(dim, rngs, dtype)
+        self.attention = attention
+        self.mlp_norm = layer_norm(dim, rngs, dtype) if mlp_dim else None
+        self.mlp = MLP(dim, mlp_dim, dropout=dropout, rngs=rngs, dtype=dtype) if mlp_dim else None
+        self.dropout = nnx.Dropout(dropout)
+
+    def __call__(
+        self,
+        x: Float[Array, "B L D"],
+        *,
+        mask: Bool[Array, "B L"],
+        deterministic: bool,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "B L D"]:
+        """One layer over a batch; `mask` True marks real tokens."""
+        mode = {"deterministic": deterministic, "rngs": rngs}
+        mixed = self.attention(self.attention_norm(x).astype(x.dtype), mask=mask, **mode)
+        x = x + self.dropout(mixed, **mode)
+        if self.mlp is not None and self.mlp_norm is not None:
+            x = x + self.dropout(self.mlp(self.mlp_norm(x).astype(x.dtype), **mode), **mode)
+        return x
+
+
+class Transformer(nnx.Module):
+    """Embedding, positions, blocks, final LN, pool, head.
+
+    Args:
+        kind: "classify", "match" or "tag" (the task's).
+        vocab_size: V.
+        num_classes: C.
+        max_length: longest training sequence, in tokens, without CLS.
+        attention: stack of mechanisms, see `models.attention.stack`.
+        mechanisms: keywords of each mechanism by its name, e.g. `{"softmax": {"dropout": 0.1}}`.
+        num_layers: blocks.
+        dim: D.
+        num_heads: H.
+        qkv_dim: width of q, k, v over all heads; 0 for D.
+        mlp_dim: width inside the MLP; 0 for none.
+        head_dim: hidden width of the classify and match heads; 0 for none.
+        match: "concat" or "nli", for kind match.
+        positions: see `models.embeddings.POSITIONS`.
+        pool: see `models.heads.POOLS`; not used by kind tag.
+        causal: whether positions see only what came before them.
+        short_conv: taps of a causal convolution in front of q, k, v; 0 for none.
+        dropout: rate on the embeddings and both branches of a block.
+        dtype: "float32", "bfloat16" or "float64": the compute type. Parameters are float32.
+        rngs: stream `params`.
+
+    Raises:
+        ValueError: for values that do not go together; the message holds them.
+        TypeError: for a keyword that a mechanism does not have.
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: str,
+        vocab_size: int,
+        num_classes: int,
+        max_length: int,
+        attention: str,
+        mechanisms: dict[str, dict[str, Any]],
+        num_layers: int,
+        dim: int,
+        num_heads: int,
+        qkv_dim: int,
+        mlp_dim: int,
+        head_dim: int,
+        match: str,
+        positions: str,
+        pool: str,
+        causal: bool,
+        short_conv: int,
+        dropout: float,
+        dtype: str,
+        rngs: nnx.Rngs,
+    ):
+        if dtype not in DTYPES:
+            raise ValueError(f"model.dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"model.dropout must be at least 0 and less than 1, got {dropout}")
+        if mlp_dim < 0:
+            raise ValueError(f"model.mlp_dim must be 0 (no MLP) or a width, got {mlp_dim}")
+        if causal and kind != "tag" and pool == "cls":
+            raise ValueError("in a causal model CLS, which stands first, sees no token: use pool last, mean or max")
+        compute = DTYPES[dtype]
+        self.kind = kind
+        self.pool = pool
+        self.dtype = compute
+        self.cls = (
+            nnx.Param(jnp.zeros((1, 1, dim))) if kind != "tag" and pool == "cls" else None
+        )
+        positions_needed = max_length + (self.cls is not None)
+        self.embedding = Embedding(
+            vocab_size,
+            dim,
+            positions=positions,
+            max_length=positions_needed,
+            rngs=rngs,
+            dtype=compute,
+        )
+        self.blocks = nnx.List(
+            Block(
+                build(
+                    name,
+                    dim=dim,
+                    num_heads=num_heads,
+                    max_length=positions_needed,
+                    causal=causal,
+                    rngs=rngs,
+                    dtype=compute,
+                    qkv_dim=qkv_dim,
+                    rotary=positions == "rotary",
+                    short_conv=short_conv,
+                    **mechanisms.get(name, {}),
+                ),
+                dim=dim,
+                mlp_dim=mlp_dim,
+                dropout=dropout,
+                rngs=rngs,
+                dtype=compute,
+            )
+            for name in parse_stack(attention, num_layers)
+        )
+        self.final_norm = layer_norm(dim, rngs, compute)
+        self.head = Head(
+            kind,
+            dim=dim,
+            hidden=head_dim,
+            num_classes=num_classes,
+            match=match,
+            rngs=rngs,
+            dtype=compute,
+        )
+        self.dropout = nnx.Dropout(dropout)
+
+    def encode(
+        self,
+        inputs: Int[Array, "B L"],
+        mask: Bool[Array, "B L"],
+        *,
+        deterministic: bool,
+        rngs: nnx.Rngs | None = None,
+    ) -> tuple[Float[Array, "B T D"], Bool[Array, "B T"]]:
+        """Token vectors after the final LN and their mask; T is L, plus one for CLS."""
+        x = self.embedding(inputs)
+        if self.cls is not None:
+            first = jnp.broadcast_to(self.cls[...].astype(x.dtype), (x.shape[0], 1, x.shape[2]))
+            x = jnp.concatenate([first, x], axis=1)
+            # CLS is a token of its own: real even where the first token of the sequence is not.
+            mask = jnp.pad(mask, ((0, 0), (1, 0)), constant_values=True)
+        x = self.embedding.add_positions(x)
+        x = self.dropout(x, deterministic=deterministic, rngs=rngs)
+        for block in self.blocks:
+            x = block(x, mask=mask, deterministic=deterministic, rngs=rngs)
+        return self.final_norm(x).astype(self.dtype), mask
+
+    def __call__(
+        self,
+        inputs: Int[Array, "..."],
+        *,
+        mask: Bool[Array, "..."],
+        deterministic: bool,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "..."]:
+        """Logits.
+
+        Args:
+            inputs: token ids, `[B, L]`; `[B, 2, L]` for kind match.
+            mask: True for a real token, of the same shape.
+            deterministic: False trains with dropout, which then needs `rngs`.
+            rngs: stream `dropout`.
+
+        Returns:
+            `[B, C]`; `[B, L, C]` for kind tag.
+        """
+        mode = {"deterministic": deterministic, "rngs": rngs}
+        if self.kind != "match":
+            x, seen = self.encode(inputs, mask, **mode)
+            return self.head(x if self.kind == "tag" else pool(x, seen, self.pool))
+        # Both documents through one encoder, as one batch of 2B.
+        batch, pair, length = inputs.shape
+        x, seen = self.encode(
+            inputs.reshape(batch * pair, length), mask.reshape(batch * pair, length), **mode
+        )
+        return self.head(pool(x, seen, self.pool).reshape(batch, pair, -1))

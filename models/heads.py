@@ -1,0 +1,112 @@
+"""From token vectors to logits: pooling over real tokens, and the heads of the three task kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+KINDS = ("classify", "match", "tag")
+POOLS = ("cls", "mean", "max", "last")
+MATCHES = ("concat", "nli")
+
+
+def pool(
+    x: Float[Array, "B L D"], mask: Bool[Array, "B L"], how: str
+) -> Float[Array, "B D"]:
+    """One vector a sequence, from its real tokens alone. A row of pads alone gives zeros.
+
+    Args:
+        x: token vectors.
+        mask: True for a real token.
+        how: "mean", "max", "last" (the last real token) or "cls" (the first position).
+
+    Raises:
+        ValueError: for another name.
+    """
+    if how not in POOLS:
+        raise ValueError(f"model.pool must be one of {', '.join(POOLS)}; got {how!r}")
+    real = mask[..., None]
+    if how == "cls":
+        return x[:, 0]
+    if how == "mean":
+        accumulate = jnp.promote_types(x.dtype, jnp.float32)
+        total = jnp.where(real, x, 0).astype(accumulate).sum(1)
+        count = jnp.maximum(mask.sum(1), 1).astype(accumulate)
+        return (total / count[:, None]).astype(x.dtype)
+    if how == "max":
+        top = jnp.where(real, x, -jnp.inf).max(1)
+        return jnp.where(mask.any(1)[:, None], top, 0)
+    length = x.shape[1]
+    last = (length - 1 - jnp.argmax(mask[:, ::-1], axis=1))[:, None, None]
+    return jnp.where(mask.any(1)[:, None], jnp.take_along_axis(x, last, axis=1)[:, 0], 0)
+
+
+class Head(nnx.Module):
+    """Logits from the encoder's output.
+
+    * classify: Dense(hidden) – relu – Dense(classes) on the pooled vector;
+    * match: the pooled vectors of two documents as concat(a, b), or "nli" concat(a, b, a·b, a−b),
+      then Dense(hidden) – relu – Dense(hidden/2) – relu – Dense(classes);
+    * tag: Dense(classes) at every position.
+
+    Args:
+        kind: one of `KINDS`.
+        dim: width of the encoder.
+        hidden: width of the hidden layer; 0 leaves it out (classify).
+        num_classes: C.
+        match: "concat" or "nli", for kind match.
+        rngs: stream `params`.
+        dtype: compute type; logits come out in `promote_types(dtype, float32)`.
+
+    Raises:
+        ValueError: for an unknown kind or match, or a match head without a hidden layer.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        dim: int,
+        hidden: int,
+        num_classes: int,
+        match: str,
+        rngs: nnx.Rngs,
+        dtype: Any = jnp.float32,
+    ):
+        if kind not in KINDS:
+            raise ValueError(f"a task's kind must be one of {', '.join(KINDS)}; got {kind!r}")
+        if match not in MATCHES:
+            raise ValueError(f"model.match must be one of {', '.join(MATCHES)}; got {match!r}")
+        if hidden < 0 or (kind == "match" and hidden < 2):
+            raise ValueError(f"a {kind} head cannot have a hidden width of {hidden}")
+        self.kind = kind
+        self.match = match
+        self.dtype = jnp.promote_types(dtype, jnp.float32)
+        if kind == "classify":
+            widths = [dim, hidden, num_classes] if hidden else [dim, num_classes]
+        elif kind == "match":
+            widths = [dim * (4 if match == "nli" else 2), hidden, hidden // 2, num_classes]
+        else:
+            widths = [dim, num_classes]
+        self.layers = nnx.List(
+            nnx.Linear(
+                fan_in,
+                fan_out,
+                dtype=dtype,
+                kernel_init=nnx.initializers.xavier_uniform(),
+                rngs=rngs,
+            )
+            for fan_in, fan_out in zip(widths[:-1], widths[1:], strict=True)
+        )
+
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Logits: `[B, C]` from `[B, D]` (classify) or `[B, 2, D]` (match), `[B, L, C]` from `[B, L, D]`."""
+        if self.kind == "match":
+            a, b = x[:, 0], x[:, 1]
+            x = jnp.concatenate([a, b, a * b, a - b] if self.match == "nli" else [a, b], axis=-1)
+        for layer in list(self.layers)[:-1]:
+            x = nnx.relu(layer(x))
+        return self.layers[-1](x).astype(self.dtype)

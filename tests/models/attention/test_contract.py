@@ -1,0 +1,329 @@
+"""The seven-point contract, for every entry of the registry, forward and gradients."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from configs.common import ATTENTION_DEFAULTS
+from models.attention import ATTENTION, build
+
+DIM, HEADS = 16, 2
+#: 1, odd, around one chunk of a power of two, and across the blocks of the blockwise kernels.
+LENGTHS = (1, 7, 63, 64, 65, 257, 1100)
+
+
+def make(name, causal, length=64, dtype=jnp.float32, **own):
+    """A layer of the mechanism; skips where it refuses to be causal."""
+    own = {**ATTENTION_DEFAULTS[name], **own}
+    try:
+        return build(
+            name, dim=DIM, num_heads=HEADS, max_length=length, causal=causal,
+            rngs=nnx.Rngs(0), dtype=dtype, **own,
+        )  # fmt: skip
+    except ValueError as error:
+        if causal:
+            pytest.skip(f"refuses to be causal: {error}")
+        raise
+
+
+def tokens(batch, length, seed=0, dtype=jnp.float32):
+    return jax.random.normal(jax.random.key(seed), (batch, length, DIM), dtype)
+
+
+def ragged_mask(batch, length):
+    """Row b has b·L/3 pads on the right; the last row has none to spare beyond one real token."""
+    counts = np.maximum(length - np.arange(batch) * length // 3, 1)
+    return jnp.asarray(np.arange(length) < counts[:, None])
+
+
+def jitted(layer, method):
+    """`method(layer, …)` compiled, with the layer's parameters as an argument."""
+    graph, state = nnx.split(layer)
+    compiled = jax.jit(lambda state, *args: method(nnx.merge(graph, state), *args))
+    return lambda *args: compiled(state, *args)
+
+
+def call(layer, x, mask):
+    return layer(x, mask=mask, deterministic=True)
+
+
+def project_and_mix(layer, x, mask):
+    features = layer.project(x, mask)
+    return features, layer.mix(features, mask)
+
+
+def relative(a, b):
+    """Largest difference of two trees, relative to the largest magnitude in b.
+
+    One scale for outputs and gradients together: with a single token the gradients of queries and
+    keys are 0, and only rounding is left to compare.
+    """
+    a, b = ([np.asarray(x, np.float64) for x in jax.tree.leaves(t)] for t in (a, b))
+    scale = max(np.abs(y).max() for y in b)
+    return max(np.abs(x - y).max() for x, y in zip(a, b, strict=True)) / max(scale, 1e-30)
+
+
+cases = pytest.mark.parametrize(
+    ("name", "causal"), [(name, causal) for name in ATTENTION for causal in (False, True)]
+)
+
+
+def mixed_and_gradients(layer, features, mask, cotangent, reference):
+    """Σ cotangent ∘ o over real queries, with gradients to every array of the features."""
+
+    def scalar(features):
+        if reference:
+            out = layer.weights(features, mask) @ features.value
+        else:
+            out = layer.mix(features, mask)
+        out = jnp.where(mask[:, None, :, None], out, 0)
+        return (out * cotangent).sum(), out
+
+    (_, out), gradients = jax.jit(jax.value_and_grad(scalar, has_aux=True))(features)
+    return out, gradients
+
+
+class TestReference:
+    """1. Equal to the naive reference."""
+
+    @cases
+    @pytest.mark.parametrize("length", LENGTHS)
+    def test_float64(self, name, causal, length, x64):
+        layer = make(name, causal, length, jnp.float64)
+        mask = ragged_mask(2, length)
+        features = jitted(layer, type(layer).project)(tokens(2, length, dtype=jnp.float64), mask)
+        cotangent = jax.random.normal(jax.random.key(1), features.value.shape, jnp.float64)
+        fast = mixed_and_gradients(layer, features, mask, cotangent, reference=False)
+        naive = mixed_and_gradients(layer, features, mask, cotangent, reference=True)
+        assert fast[0].dtype == jnp.float64
+        assert relative(fast, naive) < 1e-10
+
+    @cases
+    @pytest.mark.parametrize("length", (65, 1100))
+    def test_float32(self, name, causal, length):
+        layer = make(name, causal, length)
+        mask = ragged_mask(2, length)
+        features = jitted(layer, type(layer).project)(tokens(2, length), mask)
+        cotangent = jax.random.normal(jax.random.key(1), features.value.shape)
+        fast = mixed_and_gradients(layer, features, mask, cotangent, reference=False)
+        naive = mixed_and_gradients(layer, features, mask, cotangent, reference=True)
+        assert relative(fast, naive) < 1e-5
+
+    @cases
+    def test_linear_in_value_with_one_matrix(self, name, causal):
+        """The promise that lets one vector-Jacobian product measure any mechanism."""
+        layer = make(name, causal)
+        mask = ragged_mask(2, 64)
+        features = jitted(layer, type(layer).project)(tokens(2, 64), mask)
+        width = features.value.shape[-1]
+        query = 40 % width
+        cotangent = jnp.zeros(features.value.shape).at[:, :, 40, query].set(1.0)
+        _, pull = jax.vjp(
+            lambda v: layer.mix(_with_value(features, v), mask),
+            features.value,
+        )
+        (rows,) = pull(cotangent)
+        assert relative(rows[..., query], layer.weights(features, mask)[:, :, 40]) < 1e-5
+        others = np.delete(np.asarray(rows), query, axis=-1)
+        np.testing.assert_allclose(others, 0, atol=1e-7)
+
+
+def _with_value(features, value):
+    return dataclasses.replace(features, value=value)
+
+
+class TestPadding:
+    """2. Padding changes nothing."""
+
+    @cases
+    @pytest.mark.parametrize("batch", (1, 3))
+    def test_number_and_content_of_pads(self, name, causal, batch):
+        layer = make(name, causal, 64)
+        x = tokens(batch, 41)
+        run = jitted(layer, call)
+        alone = run(x, jnp.ones((batch, 41), bool))
+        for pads, fill in ((1, 0.0), (23, 1e4), (600, -1e4), (23, np.nan), (23, np.inf)):
+            padded = jnp.pad(x, ((0, 0), (0, pads), (0, 0)), constant_values=fill)
+            mask = jnp.arange(41 + pads) < 41
+            out = run(padded, jnp.broadcast_to(mask, (batch, 41 + pads)))
+            assert relative(out[:, :41], alone) < 1e-6
+
+    @cases
+    def test_features_of_pads(self, name, causal):
+        """`mix` itself is right about the mask, whatever `project` made of the pads."""
+        layer = make(name, causal, 64)
+        mask = ragged_mask(3, 64)
+        features = jitted(layer, type(layer).project)(tokens(3, 64), mask)
+        junk = jax.tree.map(
+            lambda a: jnp.where(mask.reshape(3, 1, 64, *([1] * (a.ndim - 3))), a, 1e3), features
+        )
+        keep = np.asarray(mask)[:, None, :, None]
+        mix = jitted(layer, type(layer).mix)
+        good, bad = mix(features, mask), mix(junk, mask)
+        assert relative(np.where(keep, bad, 0), np.where(keep, good, 0)) < 1e-6
+
+    @cases
+    def test_row_of_pads_alone(self, name, causal):
+        layer = make(name, causal, 64)
+        x = tokens(2, 64)
+        mask = jnp.zeros((2, 64), bool).at[1].set(True)
+        graph, state = nnx.split(layer)
+
+        def loss(state, x):
+            out = call(nnx.merge(graph, state), x, mask)
+            return (out**2).sum(), out
+
+        (_, out), gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(state, x)
+        assert np.isfinite(out).all()
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+        np.testing.assert_array_equal(jitted(layer, project_and_mix)(x, mask)[1][0], 0)
+
+
+class TestCausal:
+    """3. Causal means causal."""
+
+    @pytest.mark.parametrize("name", ATTENTION)
+    def test_future_does_not_move_the_past(self, name):
+        layer = make(name, True, 300, short_conv=3)
+        x = tokens(2, 300)
+        mask = jnp.ones((2, 300), bool)
+        run = jitted(layer, call)
+        before = run(x, mask)
+        for cut in (1, 100, 128, 256, 299):
+            for change in (1.0, 1e3):
+                moved = run(x.at[:, cut:].add(change), mask)
+                assert relative(moved[:, :cut], before[:, :cut]) < 1e-6
+                assert relative(moved[:, cut:], before[:, cut:]) > 1e-6
+
+    @pytest.mark.parametrize("name", ATTENTION)
+    def test_bidirectional_sees_both_sides(self, name):
+        layer = make(name, False, 64)
+        x = tokens(1, 64)
+        mask = jnp.ones((1, 64), bool)
+        run = jitted(layer, call)
+        moved = run(x.at[:, 50].add(10.0), mask)
+        assert relative(moved[:, :50], run(x, mask)[:, :50]) > 1e-6
+
+
+class TestSameExampleSameResult:
+    """4. Alone, in a batch, again, after a reload, with and without jit."""
+
+    @cases
+    def test_everywhere(self, name, causal):
+        layer = make(name, causal, 100)
+        x, mask = tokens(4, 100), ragged_mask(4, 100)
+        keep = np.asarray(mask)[..., None]
+        run = jitted(layer, call)
+        full = np.where(keep, run(x, mask), 0)
+        single = jnp.concatenate([run(x[b : b + 1], mask[b : b + 1]) for b in range(4)])
+        assert relative(np.where(keep, single, 0), full) < 1e-6
+        np.testing.assert_array_equal(np.where(keep, run(x, mask), 0), full)
+        graph, state = nnx.split(layer)
+        stored = jax.tree.map(np.asarray, state)
+        other = jitted(nnx.merge(graph, jax.tree.map(jnp.asarray, stored)), call)
+        np.testing.assert_array_equal(np.where(keep, other(x, mask), 0), full)
+        assert relative(np.where(keep, call(layer, x, mask), 0), full) < 1e-6
+
+
+class TestRange:
+    """5. bfloat16, and values at the ends of the range."""
+
+    @cases
+    def test_bfloat16_is_close_to_float32(self, name, causal):
+        x, mask = tokens(2, 257), ragged_mask(2, 257)
+        exact = make(name, causal, 257)
+        coarse = make(name, causal, 257, jnp.bfloat16)
+        out = jitted(coarse, call)(x.astype(jnp.bfloat16), mask)
+        assert out.dtype == jnp.bfloat16
+        keep = np.asarray(mask)[..., None]
+        # 8 bits of mantissa: 2^-8 for each of a handful of roundings along the way.
+        assert relative(np.where(keep, out, 0), np.where(keep, jitted(exact, call)(x, mask), 0)) < 3e-2
+
+    @cases
+    @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+    @pytest.mark.parametrize("size", (1e-4, 30.0, 1e4))
+    @pytest.mark.parametrize("sign", ("both", "negative", "positive"))
+    def test_extreme_features(self, name, causal, dtype, size, sign, x64):
+        """Values and gradients stay finite and near the float64 reference on the same features."""
+        layer = make(name, causal, 70, jnp.dtype(dtype))
+        mask = ragged_mask(2, 70)
+        features = jitted(layer, type(layer).project)(tokens(2, 70, dtype=jnp.dtype(dtype)), mask)
+
+        def extreme(a):
+            signs = {"both": jnp.sign(a), "negative": -1, "positive": 1}[sign]
+            return (size * jnp.abs(a) * signs).astype(a.dtype)
+
+        value = features.value
+        features = _with_value(jax.tree.map(extreme, features), value)
+        cotangent = jnp.ones(value.shape, value.dtype)
+        out, gradients = mixed_and_gradients(layer, features, mask, cotangent, reference=False)
+        assert all(np.isfinite(np.asarray(a, np.float64)).all() for a in jax.tree.leaves(gradients))
+        wide = jax.tree.map(lambda a: a.astype(jnp.float64), features)
+        weights = layer.weights(wide, mask)
+        exact = jnp.where(mask[:, None, :, None], weights @ wide.value, 0)
+        # Relative to the values that are mixed. Logits near 1e8 have a spacing of 8 in float32, so
+        # two nearly equal ones may change places there: only finiteness is asked of those.
+        if size < 1e4 or not layer.has_weights:
+            bound = {"float32": 1e-4, "bfloat16": 5e-2}[dtype]
+            # exp(-1e4) is 0 in float64 too: rows in which the reference itself has nothing left.
+            wrong = np.where(weights.any(-1, keepdims=True), np.asarray(out, np.float64) - exact, 0)
+            assert np.abs(wrong).max() < bound * np.abs(value).max()
+
+
+class TestMemory:
+    """6. No L×L buffer, forward or backward."""
+
+    @cases
+    def test_no_square_buffer(self, name, causal):
+        length = 4099  # prime: no other product of sizes looks like it
+        layer = make(name, causal, length, **({"dropout": 0.1} if ATTENTION[name].has_weights else {}))
+        graph, state = nnx.split(layer)
+
+        def loss(state, x, mask, key):
+            layer = nnx.merge(graph, state)
+            out = layer(x, mask=mask, deterministic=False, rngs=nnx.Rngs(dropout=key))
+            return (out**2).sum()
+
+        compiled = (
+            jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
+            .lower(state, tokens(1, length), jnp.ones((1, length), bool), jax.random.key(0))
+            .compile()
+        )
+        shapes = {
+            tuple(int(n) for n in dims.split(",") if n)
+            for dims in re.findall(r"\b(?:f|bf|s|u|pred)\d*\[([\d,]*)\]", compiled.as_text())
+        }
+        assert any(length in shape for shape in shapes), "the pattern no longer reads the program"
+        square = [shape for shape in shapes if sum(n >= length for n in shape) > 1]
+        assert not square
+
+
+class TestForms:
+    """7. Parallel, chunked and recurrent forms agree."""
+
+    @pytest.mark.parametrize("name", ATTENTION)
+    @pytest.mark.parametrize("pieces", ((1,) * 40, (7, 1, 32), (39, 1)))
+    def test_recurrent(self, name, pieces, x64):
+        layer = make(name, True, 40, jnp.float64)
+        if not hasattr(layer, "init_state"):
+            pytest.skip("no state of fixed size")
+        mask = ragged_mask(2, 40)
+        features = layer.project(tokens(2, 40, dtype=jnp.float64), mask)
+        step = jitted(layer, type(layer).step)
+        state = layer.init_state(2)
+        outputs, start = [], 0
+        for size in pieces:
+            part = jax.tree.map(lambda a: a[:, :, start : start + size], features)  # noqa: B023
+            state, out = step(state, part, mask[:, start : start + size])
+            outputs.append(out)
+            start += size
+        keep = np.asarray(mask)[:, None, :, None]
+        joined = np.where(keep, np.concatenate(outputs, axis=2), 0)
+        assert relative(joined, np.where(keep, layer.mix(features, mask), 0)) < 1e-10
+        parallel = layer.weights(features, mask) @ features.value
+        assert relative(joined, np.where(keep, parallel, 0)) < 1e-10
