@@ -1,0 +1,148 @@
+"""How the commands start and how they end: flags, help, one-line errors, exit status."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags, logging
+from ml_collections import ConfigDict
+
+from lra.errors import UserError
+
+#: Set to 1 to see the traceback behind a one-line error.
+TRACEBACK = "LRA_TRACEBACK"
+
+
+def _fail(message: str) -> None:
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    if os.environ.get(TRACEBACK):
+        raise
+    sys.exit(2)
+
+
+def _keys(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of the leaves."""
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            yield from _keys(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _load(path: str) -> ConfigDict:
+    """What a config file's `get_config` returns, for messages and help."""
+    name, _, arg = path.partition(":")
+    spec = importlib.util.spec_from_file_location("_config", name)
+    if spec is None or spec.loader is None:
+        raise OSError(f"{name} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config(arg or None)
+
+
+def _given(argv: list[str], flag: str) -> str | None:
+    """The value of `--flag=value` or `--flag value` on a command line."""
+    for i, word in enumerate(argv):
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and name == flag:
+            return value if equals else (argv[i + 1] if i + 1 < len(argv) else None)
+    return None
+
+
+def _check_config(argv: list[str]) -> None:
+    """Says what is wrong with `--config` and its overrides before absl meets them (`UserError`)."""
+    path = _given(argv, "config")
+    if path is None:
+        return
+    file = path.partition(":")[0]
+    if not Path(file).is_file():
+        folder = Path(file).parent
+        near = difflib.get_close_matches(file, [str(p) for p in folder.glob("*.py")], n=1, cutoff=0.4)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise UserError(f"--config: there is no file {file}.{hint}")
+    try:
+        config = _load(path)
+    except Exception as error:
+        raise UserError(f"--config={path}: {error}") from error
+    known = dict(_keys(config))
+    sections = {name.rpartition(".")[0] for name in known}
+    for word in argv:
+        name = word.lstrip("-").partition("=")[0]
+        if not word.startswith("-") or not name.removeprefix("no").startswith("config."):
+            continue
+        key = name.removeprefix("no").removeprefix("config.")
+        if key in known:
+            continue
+        if key in sections:
+            raise UserError(f"config.{key} is a section; set a key in it, as --config.{key}.<key>=…")
+        raise UserError(f"the config has no key {key!r}.{_nearest(key, list(known))}")
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    """A hint at the most similar key, by its full name or by its last part."""
+    leaf = key.rpartition(".")[2]
+    same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
+    near = same_leaf or difflib.get_close_matches(key, known, n=1)
+    if not near:
+        leaves = {name.rpartition(".")[2]: name for name in known}
+        near = [leaves[n] for n in difflib.get_close_matches(leaf, leaves, n=1)]
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _help(argv: list[str]) -> None:
+    """Prints the command's docstring, its flags and, if a config is named, all of its keys."""
+    main = sys.modules["__main__"]
+    print((main.__doc__ or "").strip(), "\n\nFlags:")
+    for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0]):
+        print(f"  --{flag.name}: {flag.help}")
+    path = _given(argv, "config")
+    if path is None and _given(argv, "workdir") is None and "config" in flags.FLAGS:
+        print("\nAdd --config=configs/<task>.py to see every key of that config with its default.")
+    if path is not None:
+        _check_config(argv)
+        print(f"\nKeys of {path} (explained in configs/common.py and in the file):")
+        for name, value in _keys(_load(path)):
+            print(f"  --config.{name}={value!r}")
+
+
+def run(main: Callable[[], None], *, required: tuple[str, ...]) -> None:
+    """Parses flags and calls `main`; errors of the user's become one line and exit status 2.
+
+    Args:
+        main: the command.
+        required: names of flags that must be given.
+    """
+
+    def parse(argv: list[str]) -> list[str]:
+        if any(word in ("--help", "-help", "-h", "--helpfull", "--helpshort") for word in argv[1:]):
+            try:
+                _help(argv[1:])
+            except UserError as error:
+                _fail(str(error))
+            sys.exit(0)
+        try:
+            _check_config(argv[1:])
+            rest = flags.FLAGS(argv)
+            for name in required:
+                if flags.FLAGS[name].value is None:
+                    raise UserError(f"--{name} is required; see --help")
+            if len(rest) > 1:
+                raise UserError(f"unexpected argument {rest[1]!r}; see --help")
+        except (UserError, flags.Error, AttributeError, TypeError, ValueError, OSError) as error:
+            _fail(str(error))
+        return rest
+
+    def guarded(_: list[str]) -> None:
+        try:
+            main()
+        except UserError as error:
+            _fail(str(error))
+
+    logging.set_verbosity(logging.WARNING)
+    app.run(guarded, flags_parser=parse)

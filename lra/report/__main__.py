@@ -1,0 +1,101 @@
+"""Command line: `python -m lra.report DIR [DIR...] [--out=DIR] [--checkpoint=best|last]`."""
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from lra.report.rows import CHECKPOINTS, ReportError
+from lra.report.tables import format_text, printable
+from lra.report.write import default_out, load_tables, make_files, warn, write_files
+
+DESCRIPTION = """\
+Turns result rows into tables and plots of accuracy against length.
+
+Reads every results.jsonl at or below each DIR (a DIR may be a run itself; a file that two DIRs
+lead to counts once). Rows are compared within one table when task, split, view, train length and
+data variant are the same; a cell is the mean over seeds ± its standard error, or, with one seed,
+± the standard error over test examples."""
+
+EPILOG = """\
+Writes to OUT: report.md with all tables, notes, provenance and plots; for every table a CSV in
+long form (fractions at full precision), a PNG and an SVG. Prints the tables and, as the last
+line, the path of report.md. Lines that cannot be used are warned about on stderr as file:line.
+
+Exit status: 0 a report was written; 2 an error, told in one line on stderr.
+
+Example:
+  python eval.py --workdir=runs/recall-softmax-0
+  python -m lra.report runs --checkpoint=best --out=reports/recall"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {printable(message)}; see python -m lra.report --help\n")
+
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("a directory name is empty")
+    return Path(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m lra.report",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "dirs", metavar="DIR", nargs="+", type=_folder, help="folder to search for results.jsonl"
+    )
+    parser.add_argument(
+        "--out",
+        metavar="OUT",
+        type=_folder,
+        help="folder to write to (default: DIR/report for one DIR, ./report for several)",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        choices=CHECKPOINTS,
+        help="use only rows of this kind of checkpoint (default: both, in rows of their own)",
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        argv: Arguments without the program's name; None for `sys.argv[1:]`.
+
+    Returns:
+        The exit status: 0, or 2 after an error.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that lacks "±" shows "?" instead of failing after the work is done.
+        sys.stdout.reconfigure(errors="replace")
+    args = _parser().parse_args(argv)
+    try:
+        tables, notices = load_tables(args.dirs, args.checkpoint)
+        path = write_files(make_files(tables, notices), args.out or default_out(args.dirs))
+    except ReportError as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return 2
+    warn(notices)
+    try:
+        print("\n".join(map(format_text, tables)))
+        print(f"report: {path}", flush=True)
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough; the report itself is written.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

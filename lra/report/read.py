@@ -1,0 +1,125 @@
+"""Result rows of whole directories: found, read, freed of duplicates.
+
+A file is read even while a run still appends to it, so a torn last line is ordinary: whatever
+cannot be used becomes a notice (`file:line: reason`) and never stops the report.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from lra.report.rows import ReportError, Row, parse_row
+
+RESULTS_FILE = "results.jsonl"
+HOW_TO_GET_ROWS = "run eval.py --workdir=RUN first"
+
+
+def find_results(dirs: Iterable[Path], notices: list[str]) -> list[Path]:
+    """Every results.jsonl at or below `dirs`, each file once however many paths lead to it.
+
+    Args:
+        dirs: Directories to search; symbolic links are followed, loops are not.
+        notices: Receives a line for every folder that cannot be listed.
+
+    Returns:
+        Paths in the order of `dirs`, sorted within each.
+
+    Raises:
+        ReportError: One of `dirs` is not a directory.
+    """
+    found: dict[Path, Path] = {}
+    seen: set[Path] = set()
+    for top in dirs:
+        if not top.is_dir():
+            what = "is a file" if top.is_file() else "does not exist"
+            raise ReportError(f"{top} {what}, expected a directory with runs; {HOW_TO_GET_ROWS}")
+        walk = os.walk(
+            top,
+            followlinks=True,
+            onerror=lambda e: notices.append(f"{e.filename}: not searched: {e.strerror}"),
+        )
+        for folder, subfolders, files in walk:
+            resolved = Path(folder).resolve()
+            if resolved in seen:
+                subfolders.clear()
+                continue
+            seen.add(resolved)
+            subfolders.sort()
+            if RESULTS_FILE in files:
+                path = Path(folder, RESULTS_FILE)
+                found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def read_rows(dirs: Iterable[Path]) -> tuple[list[Row], list[str]]:
+    """Reads the result rows below `dirs`.
+
+    Args:
+        dirs: Directories to search; a run's own directory is one too.
+
+    Returns:
+        `(rows, notices)`: one row for every setting, and a line for everything left out.
+
+    Raises:
+        ReportError: A directory does not exist, or there is no usable row anywhere.
+    """
+    dirs = list(dirs)
+    where = ", ".join(map(str, dirs))
+    notices: list[str] = []
+    paths = find_results(dirs, notices)
+    if not paths:
+        raise ReportError(f"no {RESULTS_FILE} at or below {where}; {HOW_TO_GET_ROWS}")
+    rows = []
+    for path in paths:
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except OSError as error:
+            notices.append(f"{path}: file skipped: {error.strerror}")
+            continue
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            source = f"{path}:{number}"
+            try:
+                rows.append(parse_row(json.loads(line.decode("utf-8")), source))
+            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+                notices.append(f"{source}: line skipped: not JSON (a torn line?)")
+            except ValueError as error:
+                notices.append(f"{source}: line skipped: {error}")
+    if not rows:
+        if notices:
+            detail = f"no line holds a usable result row (first of {len(notices)}: {notices[0]})"
+        else:
+            detail = f"every {RESULTS_FILE} is empty"
+        raise ReportError(f"below {where} {detail}; {HOW_TO_GET_ROWS}")
+    return drop_duplicates(rows, notices), notices
+
+
+def drop_duplicates(rows: Iterable[Row], notices: list[str]) -> list[Row]:
+    """Keeps one row for every setting: the one with the largest step, of equal ones the last.
+
+    Args:
+        rows: Rows in the order they were read.
+        notices: Receives a line for every pair of rows that disagree, unless one only supersedes
+            an earlier step of the same file.
+
+    Returns:
+        The rows kept, in the order of their settings' first appearance.
+    """
+    kept: dict[tuple[object, ...], Row] = {}
+    for row in rows:
+        other = kept.setdefault(row.key, row)
+        if other is row:
+            continue
+        winner, loser = (other, row) if other.step > row.step else (row, other)
+        kept[row.key] = winner
+        superseded = winner.file == loser.file and winner.step > loser.step
+        if winner.values != loser.values and not superseded:
+            notices.append(
+                f"{loser.source} (step {loser.step}) and {winner.source} (step {winner.step}) are "
+                f"the same setting ({row.stack}, config {row.config_hash}, seed {row.seed}, "
+                f"{row.checkpoint}, {row.split}, length {row.eval_length}) with different values; "
+                f"the second is used"
+            )
+    return list(kept.values())

@@ -1,0 +1,118 @@
+"""One optimizer step, and one evaluation step: pure functions of state and batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from lra.training.state import TrainState, merge_model
+
+Batch = dict[str, Array]
+
+
+def cross_entropy(
+    logits: Float[Array, "*B C"], label: Int[Array, "*B"], weight: Float[Array, "*B"]
+) -> tuple[Float[Array, "*B"], Float[Array, "*B"]]:
+    """Weighted loss (nats) and weighted correctness, for each label on its own."""
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, label)
+    hit = (logits.argmax(-1) == label).astype(weight.dtype)
+    return loss * weight, hit * weight
+
+
+def make_train_step(
+    graph: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    *,
+    accumulate: int,
+) -> Callable[[TrainState, Batch, Key[Array, ""]], tuple[TrainState, dict[str, Array]]]:
+    """The compiled training step; the state that goes in is donated.
+
+    Gradient accumulation splits the batch inside the step: the sum of the parts' gradients is
+    divided by the whole batch's weight, as without it.
+
+    Args:
+        graph: structure of the model.
+        optimizer: from `make_optimizer`.
+        schedule: the learning rate, to be reported.
+        accumulate: parts of the batch.
+
+    Returns:
+        (state, batch, dropout key of the run) → (state, metrics). Metrics: sums `loss_sum` (nats),
+        `correct`, `weight`; `grad_norm`, `learning_rate`.
+    """
+
+    def loss_sum(
+        params: Any, buffers: Any, batch: Batch, key: Key[Array, ""]
+    ) -> tuple[Array, tuple[Array, Array]]:
+        model = merge_model(graph, params, buffers)
+        rngs = nnx.Rngs(dropout=key)
+        logits = model(batch["inputs"], mask=batch["mask"], deterministic=False, rngs=rngs)
+        loss, hit = cross_entropy(logits, batch["label"], batch["weight"])
+        return loss.sum(), (hit.sum(), batch["weight"].sum())
+
+    gradient = jax.value_and_grad(loss_sum, has_aux=True)
+
+    def over_parts(params: Any, buffers: Any, batch: Batch, key: Key[Array, ""]) -> Any:
+        # Row r of a device's share goes to part r mod accumulate: no row leaves its device.
+        parts = jax.tree.map(
+            lambda x: x.reshape(x.shape[0] // accumulate, accumulate, *x.shape[1:]).swapaxes(0, 1),
+            batch,
+        )
+        keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(accumulate))
+
+        def add(total: Any, part: Any) -> tuple[Any, None]:
+            new = gradient(params, buffers, *part)
+            return jax.tree.map(jnp.add, total, new), None
+
+        shapes = jax.eval_shape(gradient, params, buffers, jax.tree.map(lambda x: x[0], parts), key)
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        return jax.lax.scan(add, zeros, (parts, keys))[0]
+
+    def train_step(
+        state: TrainState, batch: Batch, key: Key[Array, ""]
+    ) -> tuple[TrainState, dict[str, Array]]:
+        key = jax.random.fold_in(key, state.step)
+        compute = gradient if accumulate == 1 else over_parts
+        (loss, (correct, weight)), grads = compute(state.params, state.buffers, batch, key)
+        safe = jnp.maximum(weight, 1)
+        grads = jax.tree.map(lambda g: g / safe, grads)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = {
+            "loss_sum": loss,
+            "correct": correct,
+            "weight": weight,
+            "grad_norm": optax.global_norm(grads),
+            "learning_rate": schedule(state.step),
+        }
+        new = TrainState(state.step + 1, params, state.buffers, opt_state)  # pyright: ignore[reportArgumentType]
+        return new, metrics
+
+    return jax.jit(train_step, donate_argnums=(0,))
+
+
+def make_eval_step(
+    graph: nnx.GraphDef,
+) -> Callable[[Any, Any, Batch], dict[str, Float[Array, "B"]]]:
+    """The compiled evaluation step.
+
+    Returns:
+        (params, buffers, batch) → sums over each example's labels: `loss` (nats), `correct`,
+        `weight`, each `[B]`.
+    """
+
+    def eval_step(params: Any, buffers: Any, batch: Batch) -> dict[str, Float[Array, "B"]]:
+        model = merge_model(graph, params, buffers)
+        logits = model(batch["inputs"], mask=batch["mask"], deterministic=True)
+        loss, hit = cross_entropy(logits, batch["label"], batch["weight"])
+        sums = {"loss": loss, "correct": hit, "weight": batch["weight"]}
+        return {k: v.reshape(v.shape[0], -1).sum(-1) for k, v in sums.items()}
+
+    return jax.jit(eval_step)
