@@ -11,6 +11,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+#: A ConfigDict whose keys a type checker cannot know.
+Config = Any
+
 #: Keywords of each mechanism that a config can set, as `config.attention.<name>.<keyword>`.
 ATTENTION_DEFAULTS: dict[str, dict[str, Any]] = {
     "softmax": {
@@ -22,7 +25,7 @@ ATTENTION_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-def parse_argument(text: str | None, **defaults: Any) -> ConfigDict:
+def parse_argument(text: str | None, **defaults: Any) -> Config:
     """Reads `key=value,key=value`.
 
     Args:
@@ -79,19 +82,21 @@ def choose(what: str, name: str, table: dict[str, Any]) -> Any:
     return table[name]
 
 
-def base(task: str, attention: str) -> ConfigDict:
+def base(task: str, attention: str) -> Config:
     """Every key with its default. Task configs overwrite what differs.
 
     Args:
         task: a name in `lra.tasks.TASKS`.
         attention: the stack of mechanisms, see `models.attention.stack`.
     """
-    config = ConfigDict()
+    config: Config = ConfigDict()
     config.task = task
     config.seed = 0  # the one root seed: data order, initialisation, dropout, generated examples
     config.init_from = ""  # a workdir whose best checkpoint's parameters a new run starts from
 
-    config.data = ConfigDict({"length": 1024})  # tokens of an example; the task's own keys stand beside
+    config.data = ConfigDict(
+        {"length": 1024}
+    )  # tokens of an example; the task's own keys stand beside
 
     config.model = ConfigDict()
     config.model.attention = attention  # mechanisms of the layers: "softmax", "3xlinear/softmax"
@@ -115,8 +120,12 @@ def base(task: str, attention: str) -> ConfigDict:
     config.optim.learning_rate = 1e-3  # base of the schedule
     config.optim.schedule = "cosine"  # constant, rsqrt, cosine
     config.optim.warmup_steps = 100  # linear from 0
-    config.optim.schedule_steps = 0  # length of the cosine after warm-up, in steps; 0: the rest of train.steps
-    config.optim.weight_decay = 0.1  # decoupled, times the rate; not on biases, norms, positions, gates
+    config.optim.schedule_steps = (
+        0  # length of the cosine after warm-up, in steps; 0: the rest of train.steps
+    )
+    config.optim.weight_decay = (
+        0.1  # decoupled, times the rate; not on biases, norms, positions, gates
+    )
     config.optim.b1 = 0.9
     config.optim.b2 = 0.98
     config.optim.eps = 1e-9
@@ -125,13 +134,17 @@ def base(task: str, attention: str) -> ConfigDict:
     config.train = ConfigDict()
     config.train.steps = 5000  # optimizer steps
     config.train.batch_size = 32  # examples of a step, over all devices
-    config.train.accumulate = 1  # parts a batch is split into, to save memory; the result is the same
+    config.train.accumulate = (
+        1  # parts a batch is split into, to save memory; the result is the same
+    )
     config.train.eval_every = 100  # steps between evaluations on validation, each with a checkpoint
     config.train.eval_examples = 0  # first examples of validation that these use; 0: all
     config.train.save_every = 0  # steps between further checkpoints without evaluation; 0: none
 
     config.eval = ConfigDict()
-    config.eval.batch_size = 32  # examples at data.length; fewer at greater lengths, so that tokens stay
+    config.eval.batch_size = (
+        32  # examples at data.length; fewer at greater lengths, so that tokens stay
+    )
     config.eval.lengths = ()  # lengths, in tokens, that eval.py tests; (): data.length
     config.eval.bins = ()  # edges, in tokens, of bins by true example length; (): no bins
 

@@ -8,9 +8,8 @@ Arguments: attention (a stack), size (tiny, small).
 
 from __future__ import annotations
 
-from ml_collections import ConfigDict
-
 from configs import common
+from configs.common import Config
 
 #: Width, heads and MLP of the two-layer models.
 SIZES = {
@@ -19,7 +18,7 @@ SIZES = {
 }
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> Config:
     """The recall experiment; `arg` is explained in the module's docstring."""
     args = common.parse_argument(arg, attention="softmax", size="tiny")
     size = common.choose("size", args.size, SIZES)
@@ -42,12 +41,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.model.short_conv = 3
     config.model.dropout = 0.0
 
-    config.optim.learning_rate = 3e-3
+    config.optim.learning_rate = 1e-2
     config.optim.warmup_steps = 50
     config.optim.clip_norm = 1.0
 
-    config.train.steps = 1000
+    config.train.steps = 600
     config.train.batch_size = 64
-    config.train.eval_every = 250
+    config.train.eval_every = 200
     config.eval.batch_size = 250
     return config

@@ -9,12 +9,11 @@ with its 1000 bytes and schedule; `tiny` learns on a laptop's CPU within half an
 
 from __future__ import annotations
 
-from ml_collections import ConfigDict
-
 from configs import common
+from configs.common import Config
 
 
-def _base(config: ConfigDict) -> None:
+def _base(config: Config) -> None:
     config.data.length = 1000
     config.model.update({"num_layers": 4, "dim": 256, "num_heads": 4})
     config.model.update({"mlp_dim": 1024, "head_dim": 1024})
@@ -24,7 +23,7 @@ def _base(config: ConfigDict) -> None:
     config.train.update({"steps": 20_000, "batch_size": 32, "eval_every": 100})
 
 
-def _tiny(config: ConfigDict) -> None:
+def _tiny(config: Config) -> None:
     config.data.length = 1024
     config.model.update({"num_layers": 2, "dim": 128, "num_heads": 4})
     config.model.update({"mlp_dim": 256, "head_dim": 128})
@@ -37,7 +36,7 @@ def _tiny(config: ConfigDict) -> None:
 SIZES = {"tiny": _tiny, "base": _base}
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
+def get_config(arg: str | None = None) -> Config:
     """The Text experiment; `arg` is explained in the module's docstring."""
     args = common.parse_argument(arg, attention="softmax", size="base")
     size = common.choose("size", args.size, SIZES)

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict
@@ -19,14 +19,14 @@ from lra.errors import UserError
 TRACEBACK = "LRA_TRACEBACK"
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     print("error: " + " ".join(message.split()), file=sys.stderr)
     if os.environ.get(TRACEBACK):
         raise
     sys.exit(2)
 
 
-def _keys(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _keys(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted names and values of the leaves."""
     for key, value in config.items():
         if isinstance(value, ConfigDict):
@@ -35,7 +35,7 @@ def _keys(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _load(path: str) -> ConfigDict:
+def _load(path: str) -> Any:
     """What a config file's `get_config` returns, for messages and help."""
     name, _, arg = path.partition(":")
     spec = importlib.util.spec_from_file_location("_config", name)
@@ -63,7 +63,9 @@ def _check_config(argv: list[str]) -> None:
     file = path.partition(":")[0]
     if not Path(file).is_file():
         folder = Path(file).parent
-        near = difflib.get_close_matches(file, [str(p) for p in folder.glob("*.py")], n=1, cutoff=0.4)
+        near = difflib.get_close_matches(
+            file, [str(p) for p in folder.glob("*.py")], n=1, cutoff=0.4
+        )
         hint = f" Did you mean {near[0]}?" if near else ""
         raise UserError(f"--config: there is no file {file}.{hint}")
     try:
@@ -80,7 +82,9 @@ def _check_config(argv: list[str]) -> None:
         if key in known:
             continue
         if key in sections:
-            raise UserError(f"config.{key} is a section; set a key in it, as --config.{key}.<key>=…")
+            raise UserError(
+                f"config.{key} is a section; set a key in it, as --config.{key}.<key>=…"
+            )
         raise UserError(f"the config has no key {key!r}.{_nearest(key, list(known))}")
 
 

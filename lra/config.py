@@ -15,6 +15,9 @@ from lra.tasks import Task, TaskSpec, make_task
 from models.attention.stack import parse_stack
 from models.encoder import Transformer
 
+#: A ConfigDict whose keys a type checker cannot know.
+Config = Any
+
 CONFIG_FILE = "config.json"
 
 #: (section, key, smallest value allowed) of every number with a lower end.
@@ -40,7 +43,7 @@ _AT_LEAST = (
 )
 
 
-def resolve(config: ConfigDict) -> ConfigDict:
+def resolve(config: Config) -> Config:
     """A checked copy in which what does not take part is left out and lengths of 0 are filled in.
 
     The sections of mechanisms that the stack does not name are dropped, so that neither results nor
@@ -83,15 +86,17 @@ def resolve(config: ConfigDict) -> ConfigDict:
 def check_lengths(lengths: Any, name: str) -> None:
     """Refuses evaluation lengths that are not positive or stand twice (`UserError`)."""
     if any(n < 1 for n in lengths) or len(set(lengths)) != len(tuple(lengths)):
-        raise UserError(f"{name} must be different lengths of at least 1 token, got {tuple(lengths)}")
+        raise UserError(
+            f"{name} must be different lengths of at least 1 token, got {tuple(lengths)}"
+        )
 
 
-def to_plain(config: ConfigDict) -> dict[str, Any]:
+def to_plain(config: Config) -> dict[str, Any]:
     """The config as JSON has it: nested dicts, tuples as lists."""
     return json.loads(json.dumps(config.to_dict()))
 
 
-def config_hash(config: ConfigDict) -> str:
+def config_hash(config: Config) -> str:
     """12 hexadecimal digits that name a setting: equal for all seeds and all values under `run`."""
     plain = {k: v for k, v in to_plain(config).items() if k not in ("run", "seed")}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]
@@ -109,7 +114,7 @@ def differences(stored: dict[str, Any], given: dict[str, Any], prefix: str = "")
     return lines
 
 
-def write_config(config: ConfigDict, workdir: Path) -> None:
+def write_config(config: Config, workdir: Path) -> None:
     """Stores the config in the workdir, whole or not at all."""
     path = workdir / CONFIG_FILE
     temporary = path.with_suffix(".tmp")
@@ -117,7 +122,7 @@ def write_config(config: ConfigDict, workdir: Path) -> None:
     temporary.replace(path)
 
 
-def read_config(workdir: Path) -> ConfigDict:
+def read_config(workdir: Path) -> Config:
     """The config that a workdir was trained with.
 
     Raises:
@@ -125,14 +130,17 @@ def read_config(workdir: Path) -> ConfigDict:
     """
     path = workdir / CONFIG_FILE
     if not path.is_file():
-        raise UserError(f"{workdir} holds no run: no {CONFIG_FILE} there. Train first: python train.py --workdir={workdir} --config=…")
+        raise UserError(
+            f"{workdir} holds no run: there is no {CONFIG_FILE}. Train first: "
+            f"python train.py --workdir={workdir} --config=configs/<task>.py"
+        )
     try:
         return ConfigDict(json.loads(path.read_text()))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
 
 
-def build_task(config: ConfigDict) -> Task:
+def build_task(config: Config) -> Task:
     """The task that `config.task` names, with the settings under `config.data`.
 
     Raises:
@@ -147,7 +155,7 @@ def build_task(config: ConfigDict) -> Task:
     )
 
 
-def build_model(config: ConfigDict, spec: TaskSpec, rngs: nnx.Rngs) -> Transformer:
+def build_model(config: Config, spec: TaskSpec, rngs: nnx.Rngs) -> Transformer:
     """The model for a task.
 
     Raises:

@@ -33,7 +33,9 @@ def select(platform: str, *, x64: bool = False) -> None:
     if not platform:
         return
     if platform not in PLATFORMS:
-        raise UserError(f"run.platform must be one of {', '.join(PLATFORMS)} or empty; got {platform!r}")
+        raise UserError(
+            f"run.platform must be one of {', '.join(PLATFORMS)} or empty; got {platform!r}"
+        )
     for name in PLATFORMS[platform]:
         # The CPU stays there as a second backend: arrays are prepared on it.
         jax.config.update("jax_platforms", name if name == "cpu" else f"{name},cpu")

@@ -29,7 +29,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             if number == len(lines):
                 break
-            raise UserError(f"{path}:{number} cannot be read ({error}); mend or remove that line") from error
+            raise UserError(
+                f"{path}:{number} cannot be read ({error}); mend or remove that line"
+            ) from error
         rows.append(row)
     return rows
 

@@ -9,7 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "tensorflow-datasets",
+    "numpy",
+)
 
 
 def versions() -> dict[str, str]:

@@ -18,7 +18,9 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float
 
 def layer_norm(dim: int, rngs: nnx.Rngs, dtype: Any) -> nnx.LayerNorm:
     """LayerNorm whose statistics are in float32 or better whatever the compute type."""
-    return nnx.LayerNorm(dim, dtype=jnp.promote_types(dtype, jnp.float32), use_fast_variance=False, rngs=rngs)
+    return nnx.LayerNorm(
+        dim, dtype=jnp.promote_types(dtype, jnp.float32), use_fast_variance=False, rngs=rngs
+    )
 
 
 class MLP(nnx.Module):
@@ -152,14 +154,14 @@ class Transformer(nnx.Module):
         if mlp_dim < 0:
             raise ValueError(f"model.mlp_dim must be 0 (no MLP) or a width, got {mlp_dim}")
         if causal and kind != "tag" and pool == "cls":
-            raise ValueError("in a causal model CLS, which stands first, sees no token: use pool last, mean or max")
+            raise ValueError(
+                "in a causal model CLS, which stands first, sees no token: use pool last, mean or max"
+            )
         compute = DTYPES[dtype]
         self.kind = kind
         self.pool = pool
         self.dtype = compute
-        self.cls = (
-            nnx.Param(jnp.zeros((1, 1, dim))) if kind != "tag" and pool == "cls" else None
-        )
+        self.cls = nnx.Param(jnp.zeros((1, 1, dim))) if kind != "tag" and pool == "cls" else None
         positions_needed = max_length + (self.cls is not None)
         self.embedding = Embedding(
             vocab_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,9 +14,7 @@ POOLS = ("cls", "mean", "max", "last")
 MATCHES = ("concat", "nli")
 
 
-def pool(
-    x: Float[Array, "B L D"], mask: Bool[Array, "B L"], how: str
-) -> Float[Array, "B D"]:
+def pool(x: Float[Array, "B L D"], mask: Bool[Array, "B L"], how: str) -> Float[Array, "B D"]:
     """One vector a sequence, from its real tokens alone. A row of pads alone gives zeros.
 
     Args:
@@ -99,7 +98,7 @@ class Head(nnx.Module):
                 kernel_init=nnx.initializers.xavier_uniform(),
                 rngs=rngs,
             )
-            for fan_in, fan_out in zip(widths[:-1], widths[1:], strict=True)
+            for fan_in, fan_out in itertools.pairwise(widths)
         )
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +11,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
-from tqdm import tqdm
 
 from lra.devices import put_batch, replicated
 from lra.pipeline import eval_batches
+from lra.progress import Progress
 from lra.tasks import Task
+from lra.training.step import MODEL_KEYS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,7 @@ def summarise(examples: Examples) -> dict[str, Any]:
         are None where nothing counts.
     """
     labels = examples.weight.sum()
-    counts: dict[str, Any] = {"n": int(len(examples.weight)), "labels": int(labels)}
+    counts: dict[str, Any] = {"n": len(examples.weight), "labels": int(labels)}
     if not labels:
         return {**counts, "accuracy": None, "accuracy_se": None, "loss": None}
     accuracy = examples.correct.sum() / labels
@@ -77,7 +79,7 @@ def evaluate(
     batch_size: int,
     limit: int = 0,
     workers: int = 0,
-    progress: str = "",
+    progress: str,
 ) -> Examples:
     """Runs a model over a split.
 
@@ -91,7 +93,7 @@ def evaluate(
         batch_size: examples at a time over all hosts; rounded up to the number of devices.
         limit: only the first examples; 0 for all.
         workers: processes that prepare batches.
-        progress: label of a progress bar; "" for none.
+        progress: what the line of progress calls this.
 
     Raises:
         ValueError: if the split is empty.
@@ -112,11 +114,13 @@ def evaluate(
     gather = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
     parts: list[dict[str, np.ndarray]] = []
     steps = -(-(min(limit, total) if limit else total) // batch_size)
-    for batch in tqdm(batches, desc=progress, total=steps, disable=not progress, leave=False, unit="batch"):
-        device_batch = put_batch(batch, mesh)
-        sums = eval_step(params, buffers, {k: device_batch[k] for k in ("inputs", "mask", "label", "weight")})
-        extra = {k: device_batch[k] for k in ("length", "valid")}
-        parts.append(jax.device_get(gather({**sums, **extra})))
+    with contextlib.closing(batches), Progress(progress, steps, unit="batch") as bar:
+        for batch in batches:
+            device_batch = put_batch(batch, mesh)
+            sums = eval_step(params, buffers, {k: device_batch[k] for k in MODEL_KEYS})
+            extra = {k: device_batch[k] for k in ("length", "valid")}
+            parts.append(jax.device_get(gather({**sums, **extra})))
+            bar.update()
     joined = {k: np.concatenate([part[k] for part in parts]) for k in parts[0]}
     valid = joined["valid"]
     return Examples(

@@ -13,7 +13,7 @@ from lra.errors import UserError
 FOLDER = "checkpoints"
 
 
-def _rank(metrics: Any) -> tuple[float, float]:
+def _rank(metrics: Any) -> Any:
     """Order of checkpoints by validation: accuracy, then lower loss."""
     return metrics["accuracy"], -metrics["loss"]
 
@@ -29,20 +29,24 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: Path):
-        policies = ocp.training.preservation_policies
+        # orbax's own policies do not match the protocols its type annotations ask for.
+        policies: Any = ocp.training.preservation_policies
+        decisions: Any = ocp.training.save_decision_policies
         self._checkpointer = ocp.training.Checkpointer(
-            (workdir / FOLDER).resolve(),
-            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
+            str((workdir / FOLDER).resolve()),
+            save_decision_policy=decisions.FixedIntervalPolicy(1),
             preservation_policy=policies.AnyPreservationPolicy(
                 [
                     policies.LatestN(2),
-                    policies.BestN(get_metric_fn=_rank, n=1, keep_checkpoints_without_metrics=False),
+                    policies.BestN(
+                        get_metric_fn=_rank, n=1, keep_checkpoints_without_metrics=False
+                    ),
                 ]
             ),
             cleanup_tmp_directories=True,
         )
 
-    def save(self, step: int, state: Any, metrics: dict[str, float] | None) -> None:
+    def save(self, step: int, state: Any, metrics: Any) -> None:
         """Saves the state after `step` optimizer steps.
 
         Args:
@@ -63,11 +67,6 @@ class Checkpoints:
         """The step of the checkpoint that was best on validation; None if none was evaluated."""
         measured = [c for c in self._checkpointer.checkpoints if c.metrics]
         return max(measured, key=lambda c: (_rank(c.metrics), c.step)).step if measured else None
-
-    def metrics(self, step: int) -> dict[str, float] | None:
-        """What was saved with a checkpoint."""
-        found = [c.metrics for c in self._checkpointer.checkpoints if c.step == step]
-        return dict(found[0]) if found and found[0] else None
 
     def restore(self, step: int, like: Any) -> Any:
         """The state of a checkpoint.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -11,26 +12,25 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from ml_collections import ConfigDict
-from tqdm import tqdm
 
 from lra import config as configs
 from lra import devices, provenance
 from lra.errors import UserError, user_errors
 from lra.evaluation.accuracy import evaluate, summarise
 from lra.pipeline import train_batches
+from lra.progress import Progress
 from lra.seeds import named_key
 from lra.tasks import Task
 from lra.training.checkpoint import Checkpoints
 from lra.training.optimizer import make_optimizer, make_schedule
-from lra.training.state import TrainState, count_parameters, initial_state, merge_model, split_model
-from lra.training.step import make_eval_step, make_train_step
+from lra.training.state import TrainState, count_parameters, initial_state, split_model
+from lra.training.step import MODEL_KEYS, make_eval_step, make_train_step
 from lra.training.writer import MetricWriter
 
 RUN_FILE = "run.json"
 
 
-def train(given: ConfigDict, workdir: Path) -> None:
+def train(given: configs.Config, workdir: Path) -> None:
     """Trains until `train.steps`, from the workdir's latest checkpoint if it has one.
 
     Order of a step: batch t (a function of seed and t) → optimizer step → metrics of the step before
@@ -50,7 +50,9 @@ def train(given: ConfigDict, workdir: Path) -> None:
     config = _settle(given, workdir)
     with user_errors():
         task = configs.build_task(config)
-        model = configs.build_model(config, task.spec, nnx.Rngs(params=named_key(config.seed, "params")))
+        model = configs.build_model(
+            config, task.spec, nnx.Rngs(params=named_key(config.seed, "params"))
+        )
         optimizer, schedule = make_optimizer(config.optim), make_schedule(config.optim)
         _check_batch(config)
         for split in ("train", "validation"):
@@ -79,7 +81,7 @@ def train(given: ConfigDict, workdir: Path) -> None:
     print(f"done: {config.train.steps} steps; evaluate with: python eval.py --workdir={workdir}")
 
 
-def _settle(given: ConfigDict, workdir: Path) -> ConfigDict:
+def _settle(given: configs.Config, workdir: Path) -> configs.Config:
     """The resolved config, checked against the one the workdir was started with."""
     if not (workdir / configs.CONFIG_FILE).exists():
         return configs.resolve(given)
@@ -103,7 +105,7 @@ def _settle(given: ConfigDict, workdir: Path) -> ConfigDict:
     return config
 
 
-def _check_batch(config: ConfigDict) -> None:
+def _check_batch(config: configs.Config) -> None:
     """Refuses batch sizes that devices or accumulation do not divide."""
     count, parts, size = jax.device_count(), config.train.accumulate, config.train.batch_size
     if size % (count * parts):
@@ -125,7 +127,9 @@ def _warm_start(state: TrainState, source: Path) -> TrainState:
     return TrainState(state.step, loaded.params, loaded.buffers, state.opt_state)
 
 
-def _announce(config: ConfigDict, workdir: Path, task: Task, parameters: int, start: int) -> None:
+def _announce(
+    config: configs.Config, workdir: Path, task: Task, parameters: int, start: int
+) -> None:
     """Prints, and stores in the workdir, what runs on what."""
     facts = {
         "command": provenance.command(),
@@ -146,12 +150,14 @@ def _announce(config: ConfigDict, workdir: Path, task: Task, parameters: int, st
         f"task: {config.task} ({task.spec.data}), length {config.data.length}, "
         f"{len(task.source('train'))} train examples"
     )
-    print(f"model: {config.model.attention}, {parameters:,} parameters, config {facts['config_hash']}")
+    print(
+        f"model: {config.model.attention}, {parameters:,} parameters, config {facts['config_hash']}"
+    )
     print(f"workdir: {workdir}" + (f", resumed at step {start}" if start else ""), flush=True)
 
 
 def _steps(
-    config: ConfigDict,
+    config: configs.Config,
     task: Task,
     graph: nnx.GraphDef,
     optimizer: Any,
@@ -176,13 +182,14 @@ def _steps(
         host=jax.process_index(),
         num_hosts=jax.process_count(),
     )
-    bar = tqdm(initial=start, total=last, unit="step", dynamic_ncols=True, mininterval=0.5)
+    progress = Progress("step", last, initial=start, unit="step")
+    note = ""
     pending: tuple[int, dict[str, jax.Array]] | None = None
     clock, tokens, logged = time.perf_counter(), 0, start
 
     def write_pending() -> None:
         """Metrics of the step before: by now they are there, and nothing waits for them."""
-        nonlocal pending, clock, tokens, logged
+        nonlocal pending, clock, tokens, logged, note
         if pending is None:
             return
         step, values = pending[0], jax.device_get(pending[1])
@@ -207,22 +214,18 @@ def _steps(
             "tokens_per_second": tokens / seconds,
         }
         writer.write(step, "train", row)
-        bar.set_postfix_str(
-            f"loss {loss:.4f}, accuracy {row['accuracy']:.3f}, {row['tokens_per_second']:,.0f} tokens/s"
-        )
+        note = f"loss {loss:.4f}, accuracy {row['accuracy']:.3f}, {row['tokens_per_second']:,.0f} tokens/s"
         clock, tokens, logged = now, 0, step
 
-    try:
+    with contextlib.closing(batches), progress:
         for step in range(start + 1, last + 1):
             batch = next(batches)
             tokens += int(np.count_nonzero(batch["mask"])) * jax.process_count()
-            device_batch = devices.put_batch(
-                {k: batch[k] for k in ("inputs", "mask", "label", "weight")}, mesh
-            )
+            device_batch = devices.put_batch({k: batch[k] for k in MODEL_KEYS}, mesh)
             state, metrics = train_step(state, device_batch, dropout_key)
             write_pending()
             pending = (step, metrics)
-            bar.update()
+            progress.update(note)
             due = step % config.train.eval_every == 0 or step == last
             save = config.train.save_every and step % config.train.save_every == 0
             if not (due or save):
@@ -244,7 +247,7 @@ def _steps(
                 )
                 measured = summarise(examples)
                 writer.write(step, "validation", measured)
-                bar.write(
+                progress.say(
                     f"step {step}: validation loss {measured['loss']:.4f}, accuracy "
                     f"{measured['accuracy']:.4f} ± {measured['accuracy_se']:.4f} ({measured['n']} examples)"
                 )
@@ -253,6 +256,3 @@ def _steps(
                 step, state, measured and {k: measured[k] for k in ("accuracy", "loss")}
             )
         write_pending()
-    finally:
-        bar.close()
-        batches.close()

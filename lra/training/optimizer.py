@@ -7,14 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from ml_collections import ConfigDict
+
+from lra.config import Config
 
 #: Names of the parameters that weight decay pulls to zero: matrices of dense layers and token
 #: vectors. Everything else (biases, norms, positions, CLS, convolutions, gates, decays) is spared.
 DECAYED = ("kernel", "embedding")
 
 
-def make_schedule(optim: ConfigDict) -> optax.Schedule:
+def make_schedule(optim: Config) -> optax.Schedule:
     """The learning rate of step t = 1, 2, … as a function of t − 1 (optax counts from 0).
 
     With base b and warm-up w (at least 1 step):
@@ -35,7 +36,9 @@ def make_schedule(optim: ConfigDict) -> optax.Schedule:
         "cosine": lambda t: 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip((t - warmup) / cycle, 0, 1))),
     }
     if optim.schedule not in shapes:
-        raise ValueError(f"optim.schedule must be one of {', '.join(shapes)}; got {optim.schedule!r}")
+        raise ValueError(
+            f"optim.schedule must be one of {', '.join(shapes)}; got {optim.schedule!r}"
+        )
     shape = shapes[optim.schedule]
 
     def schedule(count: Any) -> jax.Array:
@@ -54,7 +57,7 @@ def decay_mask(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(decays, params)
 
 
-def make_optimizer(optim: ConfigDict) -> optax.GradientTransformation:
+def make_optimizer(optim: Config) -> optax.GradientTransformation:
     """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101): decoupled decay, scaled by the rate.
 
     Args:

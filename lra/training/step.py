@@ -15,6 +15,9 @@ from lra.training.state import TrainState, merge_model
 
 Batch = dict[str, Array]
 
+#: The arrays of a batch that steps read; what else the pipeline gives stays on the host.
+MODEL_KEYS = ("inputs", "mask", "label", "weight")
+
 
 def cross_entropy(
     logits: Float[Array, "*B C"], label: Int[Array, "*B"], weight: Float[Array, "*B"]

@@ -71,7 +71,9 @@ class ShortConv(nnx.Module):
         kernel = self.kernel[...].astype(self.dtype)
         length = x.shape[1]
         padded = jnp.pad(x, ((0, 0), (self.width - 1, 0), (0, 0)))
-        taps = [padded[:, self.width - 1 - j : self.width - 1 - j + length] for j in range(self.width)]
+        taps = [
+            padded[:, self.width - 1 - j : self.width - 1 - j + length] for j in range(self.width)
+        ]
         return sum((tap * kernel[j] for j, tap in enumerate(taps)), start=jnp.zeros_like(x))
 
 
@@ -82,9 +84,9 @@ class Attention(nnx.Module):
     applies the same matrix A to every value channel, o_i = Σ_j A_ij v_j, so that one
     vector-Jacobian product measures any mechanism.
 
-    A mechanism subclasses this, implements `mix` and its reference `weights`, and extends `project` or `finish` where it needs
-    more than query, key and value. `mix` must give the positions that `mask` marks as real
-    the same output whatever the padding holds.
+    A mechanism subclasses this, implements `mix` and its reference `weights`, and extends `project`
+    or `finish` where it needs more than query, key and value. `mix` must give the positions that
+    `mask` marks as real the same output whatever the padding holds.
 
     Args:
         dim: model width D.
@@ -127,11 +129,15 @@ class Attention(nnx.Module):
                 f"dim, num_heads and max_length must be at least 1, got {dim}, {num_heads} and {max_length}"
             )
         if width < 1 or width % num_heads:
-            raise ValueError(f"num_heads must divide the width of q, k, v: got {num_heads} and {width}")
+            raise ValueError(
+                f"num_heads must divide the width of q, k, v: got {num_heads} and {width}"
+            )
         if not 0 <= dropout < 1:
             raise ValueError(f"attention dropout must be at least 0 and less than 1, got {dropout}")
         if dropout and not self.has_weights:
-            raise ValueError(f"{name} has no attention weights to drop: dropout must be 0, got {dropout}")
+            raise ValueError(
+                f"{name} has no attention weights to drop: dropout must be 0, got {dropout}"
+            )
         if rotary and (width // num_heads) % 2:
             raise ValueError(f"rotary positions need an even head width, got {width // num_heads}")
         if short_conv < 0:
@@ -196,7 +202,7 @@ class Attention(nnx.Module):
         raise NotImplementedError(f"{type(self).__name__} does not implement mix")
 
     def weights(self, features: Any, mask: Bool[Array, "B S"]) -> Float[Array, "B H L S"]:
-        """The matrix A itself, written down as the formula says: the reference that `mix` is tested against.
+        """The matrix A, written down as the formula says: the reference that `mix` is tested against.
 
         O(L²) memory and no care for range: for tests and for looking at short sequences. Without
         dropout. Rows of pads may hold anything finite.

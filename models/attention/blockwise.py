@@ -107,7 +107,9 @@ def _forward(
         block = (acc / safe[..., None]).astype(out.dtype)
         # +inf for a row without keys: exp(logits - inf) = 0 in the backward pass.
         block_logsum = jnp.where(total > 0, top + jnp.log(safe), jnp.inf)
-        return _put(out, block, i, plan.query_block), _put(logsum, block_logsum, i, plan.query_block)
+        return _put(out, block, i, plan.query_block), _put(
+            logsum, block_logsum, i, plan.query_block
+        )
 
     length = query.shape[2]
     out = jnp.zeros((batch, heads, length, width), value.dtype)
@@ -116,9 +118,7 @@ def _forward(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(
-    plan: _Plan, query: Array, key: Array, value: Array, mask: Array, seed: Array
-) -> Array:
+def _attend(plan: _Plan, query: Array, key: Array, value: Array, mask: Array, seed: Array) -> Array:
     return _forward(plan, query, key, value, mask, seed)[0]
 
 
@@ -150,7 +150,9 @@ def _attend_bwd(plan: _Plan, residuals: tuple[Array, ...], grad: Array):
             logits = jnp.einsum("bhkd,bhqd->bhkq", k, q, preferred_element_type=dtype) * plan.scale
             seen = jnp.swapaxes(_visible(plan, mask, i, j), -1, -2)
             # Masked before the exponential: a masked logit may exceed logsum without bound.
-            logits = jnp.where(seen, logits - _take(logsum, i, plan.query_block)[:, :, None], -jnp.inf)
+            logits = jnp.where(
+                seen, logits - _take(logsum, i, plan.query_block)[:, :, None], -jnp.inf
+            )
             weights = jnp.exp(logits)
             d_weights = jnp.einsum("bhkd,bhqd->bhkq", v, g, preferred_element_type=dtype)
             dropped = weights
@@ -250,4 +252,5 @@ def blockwise_softmax(
     if key_pad:
         key, value = (jnp.pad(x, ((0, 0), (0, 0), (0, key_pad), (0, 0))) for x in (key, value))
         mask = jnp.pad(mask, ((0, 0), (0, key_pad)))
-    return _attend(plan, query, key, value, mask, seed)[:, :, :length]
+    out: Array = _attend(plan, query, key, value, mask, seed)
+    return out[:, :, :length]

@@ -23,10 +23,13 @@ class LinearState:
     normaliser: Float[Array, "B H M"]
 
     @classmethod
-    def zeros(cls, batch: int, heads: int, features: int, width: int, dtype: jnp.dtype) -> LinearState:
+    def zeros(
+        cls, batch: int, heads: int, features: int, width: int, dtype: jnp.dtype
+    ) -> LinearState:
         """The state before the first token."""
         return cls(
-            jnp.zeros((batch, heads, features, width), dtype), jnp.zeros((batch, heads, features), dtype)
+            jnp.zeros((batch, heads, features, width), dtype),
+            jnp.zeros((batch, heads, features), dtype),
         )
 
 
@@ -116,9 +119,13 @@ def causal(
         q, k, v = chunk
         weights = jnp.einsum("bhim,bhjm->bhij", q, k, preferred_element_type=dtype)
         weights = jnp.where(lower, weights, 0)
-        numerator = jnp.einsum("bhij,bhjk->bhik", weights.astype(v.dtype), v, preferred_element_type=dtype)
+        numerator = jnp.einsum(
+            "bhij,bhjk->bhik", weights.astype(v.dtype), v, preferred_element_type=dtype
+        )
         numerator += jnp.einsum("bhim,bhmk->bhik", q.astype(dtype), state.outer)
-        denominator = weights.sum(-1) + jnp.einsum("bhim,bhm->bhi", q.astype(dtype), state.normaliser)
+        denominator = weights.sum(-1) + jnp.einsum(
+            "bhim,bhm->bhi", q.astype(dtype), state.normaliser
+        )
         after = LinearState(
             state.outer + jnp.einsum("bhjm,bhjk->bhmk", k, v, preferred_element_type=dtype),
             state.normaliser + k.astype(dtype).sum(2),

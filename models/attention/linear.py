@@ -81,7 +81,9 @@ class Linear(Attention):
             ValueError: if the layer is bidirectional: it has no recurrent form.
         """
         if not self.causal:
-            raise ValueError("a bidirectional layer has no recurrent form: build it with causal=True")
+            raise ValueError(
+                "a bidirectional layer has no recurrent form: build it with causal=True"
+            )
         dtype = jnp.promote_types(self.dtype, jnp.float32)
         return chunked.LinearState.zeros(batch, self.num_heads, self.head_dim, self.head_dim, dtype)
 

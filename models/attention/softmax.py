@@ -41,4 +41,6 @@ class Softmax(Attention):
         """See `Attention.weights`."""
         logits = features.query @ features.key.swapaxes(-1, -2) / self.head_dim**0.5
         seen = visible(mask, features.query.shape[2], self.causal)
-        return jnp.where(seen, jax.nn.softmax(jnp.where(seen, logits, -jnp.inf), axis=-1, where=seen), 0)
+        return jnp.where(
+            seen, jax.nn.softmax(jnp.where(seen, logits, -jnp.inf), axis=-1, where=seen), 0
+        )

@@ -77,10 +77,8 @@ def mixed_and_gradients(layer, features, mask, cotangent, reference):
     """Σ cotangent ∘ o over real queries, with gradients to every array of the features."""
 
     def scalar(features):
-        if reference:
-            out = layer.weights(features, mask) @ features.value
-        else:
-            out = layer.mix(features, mask)
+        naive = layer.weights(features, mask) @ features.value if reference else None
+        out = layer.mix(features, mask) if naive is None else naive
         out = jnp.where(mask[:, None, :, None], out, 0)
         return (out * cotangent).sum(), out
 
@@ -178,7 +176,9 @@ class TestPadding:
             out = call(nnx.merge(graph, state), x, mask)
             return (out**2).sum(), out
 
-        (_, out), gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(state, x)
+        (_, out), gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(
+            state, x
+        )
         assert np.isfinite(out).all()
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
         np.testing.assert_array_equal(jitted(layer, project_and_mix)(x, mask)[1][0], 0)
@@ -242,7 +242,9 @@ class TestRange:
         assert out.dtype == jnp.bfloat16
         keep = np.asarray(mask)[..., None]
         # 8 bits of mantissa: 2^-8 for each of a handful of roundings along the way.
-        assert relative(np.where(keep, out, 0), np.where(keep, jitted(exact, call)(x, mask), 0)) < 3e-2
+        assert (
+            relative(np.where(keep, out, 0), np.where(keep, jitted(exact, call)(x, mask), 0)) < 3e-2
+        )
 
     @cases
     @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
@@ -281,7 +283,9 @@ class TestMemory:
     @cases
     def test_no_square_buffer(self, name, causal):
         length = 4099  # prime: no other product of sizes looks like it
-        layer = make(name, causal, length, **({"dropout": 0.1} if ATTENTION[name].has_weights else {}))
+        layer = make(
+            name, causal, length, **({"dropout": 0.1} if ATTENTION[name].has_weights else {})
+        )
         graph, state = nnx.split(layer)
 
         def loss(state, x, mask, key):

@@ -1,0 +1,186 @@
+"""Evaluation of a trained run at many lengths, into results.jsonl."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import nnx
+
+from lra import config as configs
+from lra import devices, provenance
+from lra.errors import UserError, user_errors
+from lra.evaluation.accuracy import Examples, evaluate, summarise
+from lra.jsonl import read_rows, write_rows
+from lra.tasks.baselines import majority_accuracy
+from lra.training.checkpoint import FOLDER, Checkpoints
+from lra.training.loop import RUN_FILE
+from lra.training.optimizer import make_optimizer
+from lra.training.state import count_parameters, initial_state, split_model
+from lra.training.step import make_eval_step
+
+RESULTS_FILE = "results.jsonl"
+
+#: What makes two rows the same measurement: the later one replaces the earlier.
+ROW_KEY = ("config_hash", "seed", "step", "checkpoint", "split", "view", "eval_length", "bin")
+
+
+def evaluate_run(
+    workdir: Path,
+    *,
+    lengths: Sequence[int] = (),
+    split: str = "test",
+    checkpoint: str = "best",
+    overrides: dict[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """Measures a run and stores the rows in its results.jsonl.
+
+    One row for each length (view "length"), and, where the config has `eval.bins`, one for each bin of
+    true example lengths at the training length (view "bin").
+
+    Args:
+        workdir: a directory that `lra.training.loop.train` filled.
+        lengths: in tokens; () for `eval.lengths`, else `data.length`.
+        split: "train", "validation" or "test".
+        checkpoint: "best" on validation or "last".
+        overrides: values under `run` for this evaluation (platform, data_dir, …).
+
+    Returns:
+        The rows.
+
+    Raises:
+        UserError: for a run, split, checkpoint or length that is not there.
+    """
+    config = configs.read_config(workdir)
+    for key, value in (overrides or {}).items():
+        config.run[key] = value
+    devices.select(config.run.platform, x64=config.run.x64)
+    lengths = list(lengths or config.eval.lengths or (config.data.length,))
+    configs.check_lengths(lengths, "--lengths")
+    if not (workdir / FOLDER).is_dir():
+        raise UserError(f"{workdir} holds no checkpoints yet: run train.py on it first")
+    with user_errors():
+        task = configs.build_task(config)
+        tasks = {length: task.with_length(length) for length in lengths}
+        graph, params, buffers = split_model(
+            configs.build_model(config, task.spec, nnx.Rngs(params=jax.random.key(0)))
+        )
+        for length in lengths:
+            # Traced without arrays: a length the model cannot take is refused before any work.
+            _trace(graph, params, buffers, tasks[length])
+    mesh = devices.data_mesh()
+    checkpoints = Checkpoints(workdir)
+    step = checkpoints.best if checkpoint == "best" else checkpoints.latest
+    if step is None:
+        raise UserError(f"{workdir} holds no {checkpoint} checkpoint yet: run train.py on it first")
+    fresh = jax.device_put(
+        initial_state(params, buffers, make_optimizer(config.optim)), devices.replicated(mesh)
+    )
+    state = checkpoints.restore(step, fresh)
+    checkpoints.close()
+    eval_step = make_eval_step(graph)
+    common = {
+        **_provenance(workdir, config),
+        "task": config.task,
+        "stack": config.model.attention,
+        "train_length": config.data.length,
+        "split": split,
+        "seed": config.seed,
+        "step": step,
+        "checkpoint": checkpoint,
+        "params": count_parameters(params),
+        "config_hash": configs.config_hash(config),
+    }
+    rows = []
+
+    def row(view: str, length: int, edges: list[int | None] | None, examples: Examples) -> None:
+        spec = tasks[length].spec
+        rows.append(
+            {
+                **common,
+                "view": view,
+                "eval_length": length,
+                "bin": edges,
+                **summarise(examples),
+                "chance": spec.chance,
+                "majority": majorities[length],
+                "data": spec.data,
+            }
+        )
+
+    majorities: dict[int, float] = {}
+    for length in lengths:
+        with user_errors():
+            total = len(tasks[length].source(split))
+            if not total:
+                raise UserError(f"task {config.task}: the {split} split is empty")
+        examples = evaluate(
+            eval_step,
+            state.params,
+            state.buffers,
+            tasks[length],
+            split,
+            mesh=mesh,
+            batch_size=batch_size_at(config, length),
+            workers=config.run.workers,
+            progress=f"{split} at length {length}",
+        )
+        majorities[length] = majority_accuracy(tasks[length], split)
+        row("length", length, None, examples)
+        if length == config.data.length and config.eval.bins:
+            edges = [0, *config.eval.bins, None]
+            for low, high in itertools.pairwise(edges):
+                row("bin", length, [low, high], examples.between(low, high))
+    _store(workdir / RESULTS_FILE, rows)
+    return rows
+
+
+def batch_size_at(config: configs.Config, length: int) -> int:
+    """Examples of an evaluation batch at a length: `eval.batch_size` up to `data.length`, then fewer."""
+    return max(1, config.eval.batch_size * config.data.length // max(length, config.data.length))
+
+
+def _trace(graph: nnx.GraphDef, params: Any, buffers: Any, task: Any) -> None:
+    """Runs the model's shape checks at the task's length; computes nothing."""
+    spec = task.spec
+    shape = (1, 2, spec.max_length) if spec.kind == "match" else (1, spec.max_length)
+    label = (1, spec.max_length) if spec.kind == "tag" else (1,)
+    batch = {
+        "inputs": jax.ShapeDtypeStruct(shape, "int32"),
+        "mask": jax.ShapeDtypeStruct(shape, "bool"),
+        "label": jax.ShapeDtypeStruct(label, "int32"),
+        "weight": jax.ShapeDtypeStruct(label, "float32"),
+    }
+    jax.eval_shape(make_eval_step(graph), params, buffers, batch)
+
+
+def _provenance(workdir: Path, config: configs.Config) -> dict[str, Any]:
+    """Versions, commit and the commands that made a number."""
+
+    try:
+        run = json.loads((workdir / RUN_FILE).read_text())
+    except (OSError, ValueError):
+        run = {}
+    return {
+        "versions": provenance.versions(),
+        "commit": provenance.commit(),
+        "train_commit": run.get("commit"),
+        "command": " && ".join(filter(None, [run.get("command"), provenance.command()])),
+        "run_platform": jax.devices()[0].platform,
+    }
+
+
+def _store(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Adds the rows to the file; a row of the same measurement is replaced where it stands."""
+
+    def key(row: dict[str, Any]) -> str:
+        return repr([row.get(name) for name in ROW_KEY])
+
+    with user_errors():
+        stored = {key(row): row for row in read_rows(path)} if path.exists() else {}
+        stored.update({key(row): row for row in rows})
+        write_rows(path, stored.values())
