@@ -14,6 +14,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 
 from lra.errors import UserError
+from lra.signals import Stopped
 
 #: Set to 1 to see the traceback behind a one-line error.
 TRACEBACK = "LRA_TRACEBACK"
@@ -145,6 +146,12 @@ def run(main: Callable[[], None], *, required: tuple[str, ...]) -> None:
     def guarded(_: list[str]) -> None:
         try:
             main()
+        except Stopped as stopped:
+            print(stopped, file=sys.stderr)
+            sys.exit(128 + stopped.signal)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            sys.exit(130)
         except UserError as error:
             _fail(str(error))
 

@@ -19,7 +19,7 @@ class Progress:
         label: what is counted, in front of the line.
         total: how many there are.
         initial: how many are done already.
-        unit: name of one of them.
+        unit: plural name of what is counted.
     """
 
     def __init__(self, label: str, total: int, *, initial: int = 0, unit: str):
@@ -30,7 +30,12 @@ class Progress:
         self._bar = None
         if sys.stderr.isatty():
             self._bar = tqdm(
-                desc=label, total=total, initial=initial, unit=unit, dynamic_ncols=True, leave=False
+                desc=label,
+                total=total,
+                initial=initial,
+                unit=f" {unit}",
+                dynamic_ncols=True,
+                leave=False,
             )
 
     def update(self, note: str | None = None) -> None:
@@ -52,7 +57,7 @@ class Progress:
             left = time.strftime("%H:%M:%S", time.gmtime((self._total - self._done) / rate))
             note = f", {self._note}" if self._note else ""
             self.say(
-                f"{self._label} {self._done}/{self._total}, {rate:.2f} {self._unit}s/s, {left} left{note}"
+                f"{self._label} {self._done}/{self._total}, {rate:.2f} {self._unit}/s, {left} left{note}"
             )
 
     def say(self, line: str) -> None:

@@ -114,7 +114,7 @@ def evaluate(
     gather = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
     parts: list[dict[str, np.ndarray]] = []
     steps = -(-(min(limit, total) if limit else total) // batch_size)
-    with contextlib.closing(batches), Progress(progress, steps, unit="batch") as bar:
+    with contextlib.closing(batches), Progress(progress, steps, unit="batches") as bar:
         for batch in batches:
             device_batch = put_batch(batch, mesh)
             sums = eval_step(params, buffers, {k: device_batch[k] for k in MODEL_KEYS})

@@ -16,11 +16,11 @@ from lra import devices, provenance
 from lra.errors import UserError, user_errors
 from lra.evaluation.accuracy import Examples, evaluate, summarise
 from lra.jsonl import read_rows, write_rows
+from lra.lock import lock
 from lra.tasks.baselines import majority_accuracy
 from lra.training.checkpoint import FOLDER, Checkpoints
-from lra.training.loop import RUN_FILE
-from lra.training.optimizer import make_optimizer
-from lra.training.state import count_parameters, initial_state, split_model
+from lra.training.start import RUN_FILE
+from lra.training.state import count_parameters, split_model
 from lra.training.step import make_eval_step
 
 RESULTS_FILE = "results.jsonl"
@@ -73,15 +73,12 @@ def evaluate_run(
             # Traced without arrays: a length the model cannot take is refused before any work.
             _trace(graph, params, buffers, tasks[length])
     mesh = devices.data_mesh()
-    checkpoints = Checkpoints(workdir)
+    checkpoints = Checkpoints(workdir, read_only=True)
     step = checkpoints.best if checkpoint == "best" else checkpoints.latest
     if step is None:
         raise UserError(f"{workdir} holds no {checkpoint} checkpoint yet: run train.py on it first")
-    fresh = jax.device_put(
-        initial_state(params, buffers, make_optimizer(config.optim)), devices.replicated(mesh)
-    )
-    state = checkpoints.restore(step, fresh)
-    checkpoints.close()
+    arrays = jax.device_put({"params": params, "buffers": buffers}, devices.replicated(mesh))
+    arrays = checkpoints.restore(step, arrays)
     eval_step = make_eval_step(graph)
     common = {
         **_provenance(workdir, config),
@@ -120,8 +117,8 @@ def evaluate_run(
                 raise UserError(f"task {config.task}: the {split} split is empty")
         examples = evaluate(
             eval_step,
-            state.params,
-            state.buffers,
+            arrays["params"],
+            arrays["buffers"],
             tasks[length],
             split,
             mesh=mesh,
@@ -180,7 +177,7 @@ def _store(path: Path, rows: list[dict[str, Any]]) -> None:
     def key(row: dict[str, Any]) -> str:
         return repr([row.get(name) for name in ROW_KEY])
 
-    with user_errors():
+    with user_errors(), lock(path.with_suffix(".lock"), str(path), wait=True):
         stored = {key(row): row for row in read_rows(path)} if path.exists() else {}
         stored.update({key(row): row for row in rows})
         write_rows(path, stored.values())

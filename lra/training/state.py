@@ -31,6 +31,10 @@ class TrainState:
     buffers: dict[str, Any]
     opt_state: Any
 
+    def as_dict(self) -> dict[str, Any]:
+        """The same by name, as checkpoints hold it."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
 
 def split_model(model: Transformer) -> tuple[nnx.GraphDef, dict[str, Any], dict[str, Any]]:
     """The model's structure, its trained arrays, its other arrays."""

@@ -1,0 +1,108 @@
+"""What happens before the first step: the config, the place to begin, the announcement."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+
+from lra import config as configs
+from lra import devices, provenance
+from lra.errors import UserError
+from lra.tasks import Task
+from lra.training.checkpoint import Checkpoints
+from lra.training.state import TrainState
+
+RUN_FILE = "run.json"
+
+
+def settle(given: configs.Config, workdir: Path) -> configs.Config:
+    """The resolved config, checked against the one the workdir was started with."""
+    if not (workdir / configs.CONFIG_FILE).exists():
+        return configs.resolve(given)
+    stored = configs.read_config(workdir)
+    given = given.copy_and_resolve_references()
+    if not given.optim.schedule_steps:
+        # Training longer keeps the schedule that was started.
+        given.optim.schedule_steps = stored.optim.schedule_steps
+    config = configs.resolve(given)
+    before, now = configs.to_plain(stored), configs.to_plain(config)
+    before.pop("run")
+    now.pop("run")
+    if now["train"]["steps"] > before["train"]["steps"]:
+        before["train"]["steps"] = now["train"]["steps"]
+    if lines := configs.differences(before, now):
+        raise UserError(
+            f"{workdir} was started with another config ({'; '.join(lines)}). "
+            "Use another --workdir, or the stored values; only keys under run may change, and "
+            "train.steps may grow."
+        )
+    return config
+
+
+def check_batch(config: configs.Config) -> None:
+    """Refuses batch sizes that devices or accumulation do not divide."""
+    count, parts, size = jax.device_count(), config.train.accumulate, config.train.batch_size
+    if size % (count * parts):
+        raise UserError(
+            f"train.batch_size={size} must be a multiple of devices × train.accumulate = "
+            f"{count} × {parts} = {count * parts}"
+        )
+
+
+def restore(fresh: TrainState, checkpoints: Checkpoints, init_from: str) -> tuple[int, TrainState]:
+    """Where a run begins: its latest checkpoint, else `init_from`'s parameters, else fresh.
+
+    Args:
+        fresh: the state before the first step.
+        checkpoints: the run's own.
+        init_from: a workdir whose best (else latest) parameters and buffers are taken; "" for none.
+
+    Returns:
+        Steps done, and the state after them.
+
+    Raises:
+        UserError: if `init_from` holds no checkpoint, or one of another shape.
+    """
+    if (latest := checkpoints.latest) is not None:
+        return latest, TrainState(**checkpoints.restore(latest, fresh.as_dict()))
+    if not init_from:
+        return 0, fresh
+    configs.read_config(Path(init_from))
+    other = Checkpoints(Path(init_from), read_only=True)
+    best = other.latest if other.best is None else other.best
+    if best is None:
+        raise UserError(f"init_from={init_from} holds no checkpoint")
+    wanted = {"params": fresh.params, "buffers": fresh.buffers}
+    return 0, dataclasses.replace(fresh, **other.restore(best, wanted))
+
+
+def announce(
+    config: configs.Config, workdir: Path, task: Task, parameters: int, start: int
+) -> None:
+    """Prints, and stores in the workdir, what runs on what."""
+    facts = {
+        "command": provenance.command(),
+        "commit": provenance.commit(),
+        "versions": provenance.versions(),
+        "devices": devices.describe(),
+        "parameters": parameters,
+        "config_hash": configs.config_hash(config),
+        "data": task.spec.data,
+    }
+    path = workdir / RUN_FILE
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(facts, indent=2) + "\n")
+    temporary.replace(path)
+    print(f"devices: {facts['devices']}")
+    print("versions: " + ", ".join(f"{k} {v}" for k, v in facts["versions"].items()))
+    print(
+        f"task: {config.task} ({task.spec.data}), length {config.data.length}, "
+        f"{len(task.source('train'))} train examples"
+    )
+    print(
+        f"model: {config.model.attention}, {parameters:,} parameters, config {facts['config_hash']}"
+    )
+    print(f"workdir: {workdir}" + (f", resumed at step {start}" if start else ""), flush=True)
