@@ -48,12 +48,13 @@ def _load(path: str) -> Any:
 
 
 def _given(argv: list[str], flag: str) -> str | None:
-    """The value of `--flag=value` or `--flag value` on a command line."""
+    """The last value of `--flag=value` or `--flag value` on a command line."""
+    found = None
     for i, word in enumerate(argv):
         name, equals, value = word.lstrip("-").partition("=")
         if word.startswith("-") and name == flag:
-            return value if equals else (argv[i + 1] if i + 1 < len(argv) else None)
-    return None
+            found = value if equals else (argv[i + 1] if i + 1 < len(argv) else None)
+    return found
 
 
 def _check_config(argv: list[str]) -> None:
@@ -135,7 +136,7 @@ def run(main: Callable[[], None], *, required: tuple[str, ...]) -> None:
             _check_config(argv[1:])
             rest = flags.FLAGS(argv)
             for name in required:
-                if flags.FLAGS[name].value is None:
+                if flags.FLAGS[name].value in (None, ""):
                     raise UserError(f"--{name} is required; see --help")
             if len(rest) > 1:
                 raise UserError(f"unexpected argument {rest[1]!r}; see --help")

@@ -60,17 +60,17 @@ def resolve(config: Config) -> Config:
         value = config[section][key]
         if value < least:
             raise UserError(f"{section}.{key} must be at least {least}, got {value}")
-    if config.seed < 0:
-        raise UserError(f"seed must be at least 0, got {config.seed}")
+    if not 0 <= config.seed < 2**32:
+        raise UserError(f"seed must be at least 0 and less than 2^32, got {config.seed}")
     if not config.optim.learning_rate > 0:
         raise UserError(f"optim.learning_rate must be above 0, got {config.optim.learning_rate}")
     for key in ("b1", "b2"):
         if not 0 <= config.optim[key] < 1:
             raise UserError(f"optim.{key} must be in [0, 1), got {config.optim[key]}")
     check_lengths(config.eval.lengths, "eval.lengths")
-    bins = list(config.eval.bins)
-    if bins != sorted(set(bins)) or any(edge < 1 for edge in bins):
-        raise UserError(f"eval.bins must be rising edges of at least 1 token, got {tuple(bins)}")
+    check_lengths(config.eval.bins, "eval.bins")
+    if list(config.eval.bins) != sorted(config.eval.bins):
+        raise UserError(f"eval.bins must be rising edges, got {tuple(config.eval.bins)}")
     if config.model.dtype == "float64" and not config.run.x64:
         raise UserError("model.dtype=float64 needs --config.run.x64=true")
     try:
@@ -84,10 +84,11 @@ def resolve(config: Config) -> Config:
 
 
 def check_lengths(lengths: Any, name: str) -> None:
-    """Refuses evaluation lengths that are not positive or stand twice (`UserError`)."""
-    if any(n < 1 for n in lengths) or len(set(lengths)) != len(tuple(lengths)):
+    """Refuses lengths in tokens that are no whole numbers, not positive or stand twice (`UserError`)."""
+    whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in lengths)
+    if not whole or len(set(lengths)) != len(tuple(lengths)):
         raise UserError(
-            f"{name} must be different lengths of at least 1 token, got {tuple(lengths)}"
+            f"{name} must be different whole numbers of at least 1 token, got {tuple(lengths)}"
         )
 
 
@@ -135,9 +136,15 @@ def read_config(workdir: Path) -> Config:
             f"python train.py --workdir={workdir} --config=configs/<task>.py"
         )
     try:
-        return ConfigDict(json.loads(path.read_text()))
+        plain = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
+    sections = ("data", "model", "attention", "optim", "train", "eval", "run")
+    if not isinstance(plain, dict) or not all(isinstance(plain.get(s), dict) for s in sections):
+        raise UserError(
+            f"{path} is no config of a run: it needs the sections {', '.join(sections)}"
+        )
+    return ConfigDict(plain)
 
 
 def build_task(config: Config) -> Task:

@@ -46,7 +46,7 @@ def select(platform: str, *, x64: bool = False) -> None:
             continue
     raise UserError(
         f"run.platform={platform}, but JAX finds no {platform} device here. "
-        f"{_INSTALL.get(platform, '')} use --config.run.platform=cpu."
+        f"{_INSTALL.get(platform, '')} choose the platform cpu."
     )
 
 

@@ -86,7 +86,7 @@ class Embedding(nnx.Module):
             vocab_size, dim, embedding_init=nnx.initializers.normal(1.0), dtype=dtype, rngs=rngs
         )
         self.position_table = (
-            nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (max_length, dim)))
+            nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (max_length, dim), jnp.float32))
             if positions == "learned"
             else None
         )

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from models.attention import build
 from models.attention.stack import parse_stack
 from models.embeddings import Embedding
-from models.heads import Head, pool
+from models.heads import POOLS, Head, pool
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float64}
 
@@ -153,6 +153,8 @@ class Transformer(nnx.Module):
             raise ValueError(f"model.dropout must be at least 0 and less than 1, got {dropout}")
         if mlp_dim < 0:
             raise ValueError(f"model.mlp_dim must be 0 (no MLP) or a width, got {mlp_dim}")
+        if pool not in POOLS:
+            raise ValueError(f"model.pool must be one of {', '.join(POOLS)}; got {pool!r}")
         if causal and kind != "tag" and pool == "cls":
             raise ValueError(
                 "in a causal model CLS, which stands first, sees no token: use pool last, mean or max"
@@ -161,7 +163,11 @@ class Transformer(nnx.Module):
         self.kind = kind
         self.pool = pool
         self.dtype = compute
-        self.cls = nnx.Param(jnp.zeros((1, 1, dim))) if kind != "tag" and pool == "cls" else None
+        self.cls = (
+            nnx.Param(jnp.zeros((1, 1, dim), jnp.float32))
+            if kind != "tag" and pool == "cls"
+            else None
+        )
         positions_needed = max_length + (self.cls is not None)
         self.embedding = Embedding(
             vocab_size,

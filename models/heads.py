@@ -29,7 +29,7 @@ def pool(x: Float[Array, "B L D"], mask: Bool[Array, "B L"], how: str) -> Float[
         raise ValueError(f"model.pool must be one of {', '.join(POOLS)}; got {how!r}")
     real = mask[..., None]
     if how == "cls":
-        return x[:, 0]
+        return jnp.where(mask[:, :1], x[:, 0], 0)
     if how == "mean":
         accumulate = jnp.promote_types(x.dtype, jnp.float32)
         total = jnp.where(real, x, 0).astype(accumulate).sum(1)

@@ -92,7 +92,9 @@ def evaluate_run(
         "params": count_parameters(params),
         "config_hash": configs.config_hash(config),
     }
-    rows = []
+    results = workdir / RESULTS_FILE
+    _store(results, [])  # a file that cannot be read or written is found before the work
+    rows: list[dict[str, Any]] = []
 
     def row(view: str, length: int, edges: list[int | None] | None, examples: Examples) -> None:
         spec = tasks[length].spec
@@ -126,13 +128,14 @@ def evaluate_run(
             workers=config.run.workers,
             progress=f"{split} at length {length}",
         )
-        majorities[length] = majority_accuracy(tasks[length], split)
+        with user_errors():
+            majorities[length] = majority_accuracy(tasks[length], split)
         row("length", length, None, examples)
         if length == config.data.length and config.eval.bins:
             edges = [0, *config.eval.bins, None]
             for low, high in itertools.pairwise(edges):
                 row("bin", length, [low, high], examples.between(low, high))
-    _store(workdir / RESULTS_FILE, rows)
+        _store(results, rows)
     return rows
 
 
@@ -180,4 +183,5 @@ def _store(path: Path, rows: list[dict[str, Any]]) -> None:
     with user_errors(), lock(path.with_suffix(".lock"), str(path), wait=True):
         stored = {key(row): row for row in read_rows(path)} if path.exists() else {}
         stored.update({key(row): row for row in rows})
-        write_rows(path, stored.values())
+        if stored:
+            write_rows(path, stored.values())

@@ -5,13 +5,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from lra.tasks.listops_task import ListOps
 from lra.tasks.recall import Recall
 from lra.tasks.spec import IGNORE, SPLITS, Source, Task, TaskSpec
 from lra.tasks.text import Text
 
 __all__ = ["IGNORE", "SPLITS", "TASKS", "Source", "Task", "TaskSpec", "make_task"]
 
-TASKS: dict[str, Callable[..., Task]] = {"recall": Recall, "text": Text}
+TASKS: dict[str, Callable[..., Task]] = {"listops": ListOps, "recall": Recall, "text": Text}
 
 
 def make_task(

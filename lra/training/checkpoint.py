@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,10 @@ class Checkpoints:
             )
 
     def _open(self) -> None:
-        """Starts orbax's manager, which also clears what an interrupted save left."""
+        """Clears what an interrupted save left, and starts orbax's manager."""
+        # Not by orbax: its own clean-up goes on in a thread that outlives an early exit.
+        for leftover in self._folder.glob("*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(leftover)
         # orbax's own policies do not match the protocols its type annotations ask for.
         policies: Any = ocp.training.preservation_policies
         decisions: Any = ocp.training.save_decision_policies
@@ -164,7 +168,6 @@ class Checkpoints:
                     ),
                 ]
             ),
-            cleanup_tmp_directories=True,
         )
 
     def save(self, step: int, state: Any, metrics: dict[str, float] | None) -> None:

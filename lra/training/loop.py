@@ -51,6 +51,8 @@ def train(given: configs.Config, workdir: Path) -> None:
         Stopped: after SIGTERM or SIGINT, when the state is saved.
     """
     devices.select(given.run.platform, x64=given.run.x64)
+    if workdir.exists() and not workdir.is_dir():
+        raise UserError(f"--workdir={workdir} is a file; name a directory")
     with user_errors():
         workdir.mkdir(parents=True, exist_ok=True)
     with lock(workdir / "train.lock", str(workdir)):
@@ -178,6 +180,8 @@ def _steps(
                     progress="validation",
                 )
                 measured = summarise(examples)
+                if measured["loss"] is None:
+                    raise UserError(f"task {config.task}: no label of validation counts")
                 _check_finite("validation loss", measured["loss"], step)
                 writer.write(step, "validation", measured)
                 progress.say(
@@ -200,5 +204,5 @@ def _check_finite(what: str, value: float, step: int) -> None:
     if not math.isfinite(value):
         raise UserError(
             f"the {what} is {value} at step {step}: training stopped. Checkpoints before it are "
-            "whole. Lower optim.learning_rate, or set optim.clip_norm."
+            "whole. Use a lower optim.learning_rate or set optim.clip_norm, in another --workdir."
         )

@@ -92,7 +92,7 @@ def make_train_step(
             "loss_sum": loss,
             "correct": correct,
             "weight": weight,
-            "grad_norm": optax.global_norm(grads),
+            "grad_norm": optax.tree.norm(grads),
             "learning_rate": schedule(state.step),
         }
         new = TrainState(state.step + 1, params, state.buffers, opt_state)  # pyright: ignore[reportArgumentType]

@@ -61,20 +61,19 @@ class ShortConv(nnx.Module):
             raise ValueError(f"a short convolution needs a width of at least 1 token, got {width}")
         # Row 0 is the current token. The other taps start small, so that the layer starts close
         # to one without a convolution.
-        taps = 0.02 * jax.random.normal(rngs.params(), (width, dim))
-        self.kernel = nnx.Param(taps.at[0].set(1.0))
+        taps = 0.02 * jax.random.normal(rngs.params(), (width, dim), jnp.float32)
+        self.taps = nnx.Param(taps.at[0].set(1.0))
         self.width = width
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
         """Convolves along L; positions before the first count as zero."""
-        kernel = self.kernel[...].astype(self.dtype)
+        weights = self.taps[...].astype(self.dtype)
         length = x.shape[1]
         padded = jnp.pad(x, ((0, 0), (self.width - 1, 0), (0, 0)))
-        taps = [
-            padded[:, self.width - 1 - j : self.width - 1 - j + length] for j in range(self.width)
-        ]
-        return sum((tap * kernel[j] for j, tap in enumerate(taps)), start=jnp.zeros_like(x))
+        shifts = (self.width - 1 - j for j in range(self.width))
+        delayed = [padded[:, shift : shift + length] for shift in shifts]
+        return sum((d * w for d, w in zip(delayed, weights, strict=True)), jnp.zeros_like(x))
 
 
 class Attention(nnx.Module):

@@ -41,7 +41,10 @@ def _blocks(length: int, block: int) -> tuple[int, int]:
     """Number of blocks and their size: as even as possible, so that little padding is added."""
     count = -(-length // block)
     size = -(-length // count)
-    return count, size if count == 1 else -(-size // 8) * 8
+    if count == 1:
+        return 1, size
+    size = -(-size // 8) * 8
+    return -(-length // size), size
 
 
 def _take(x: Array, index: Any, size: int, axis: int = 2) -> Array:
@@ -64,14 +67,18 @@ def _visible(plan: _Plan, mask: Bool[Array, "B S"], i: Any, j: Any) -> Bool[Arra
 
 def _forward(
     plan: _Plan, query: Array, key: Array, value: Array, mask: Array, seed: Array
-) -> tuple[Array, Array]:
-    """Output and the log of each row's normaliser, both over padded lengths."""
+) -> tuple[Array, Array, Array]:
+    """Output, and each row's largest logit and one over its normaliser, over padded lengths.
+
+    The two are kept apart: their sum in the log, as one number, would round away what the backward
+    pass needs once logits are in the thousands.
+    """
     batch, heads, _, _ = query.shape
     dtype = jnp.promote_types(query.dtype, jnp.float32)
     width = value.shape[-1]
 
-    def row(i: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        out, logsum = carry
+    def row(i: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        out, tops, inverses = carry
         q = _take(query, i, plan.query_block)
 
         def column(j: Any, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -103,18 +110,19 @@ def _forward(
             jnp.zeros((*shape, width), dtype),
         )
         top, total, acc = jax.lax.fori_loop(0, plan.key_blocks_seen(i), column, start)
-        safe = jnp.where(total > 0, total, 1)
-        block = (acc / safe[..., None]).astype(out.dtype)
-        # +inf for a row without keys: exp(logits - inf) = 0 in the backward pass.
-        block_logsum = jnp.where(total > 0, top + jnp.log(safe), jnp.inf)
-        return _put(out, block, i, plan.query_block), _put(
-            logsum, block_logsum, i, plan.query_block
+        # A row without keys: weights 0 · exp(−inf − 0) in the backward pass.
+        inverse = jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
+        block = (acc * inverse[..., None]).astype(out.dtype)
+        return (
+            _put(out, block, i, plan.query_block),
+            _put(tops, jnp.where(total > 0, top, 0), i, plan.query_block),
+            _put(inverses, inverse, i, plan.query_block),
         )
 
     length = query.shape[2]
     out = jnp.zeros((batch, heads, length, width), value.dtype)
-    logsum = jnp.zeros((batch, heads, length), dtype)
-    return jax.lax.fori_loop(0, plan.queries, row, (out, logsum))
+    rows = jnp.zeros((batch, heads, length), dtype)
+    return jax.lax.fori_loop(0, plan.queries, row, (out, rows, rows))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -123,18 +131,18 @@ def _attend(plan: _Plan, query: Array, key: Array, value: Array, mask: Array, se
 
 
 def _attend_fwd(plan: _Plan, query: Array, key: Array, value: Array, mask: Array, seed: Array):
-    out, logsum = _forward(plan, query, key, value, mask, seed)
-    return out, (query, key, value, mask, seed, out, logsum)
+    out, top, inverse = _forward(plan, query, key, value, mask, seed)
+    return out, (query, key, value, mask, seed, out, top, inverse)
 
 
 def _attend_bwd(plan: _Plan, residuals: tuple[Array, ...], grad: Array):
     """Key blocks outside, query blocks inside, logits held key-major.
 
-    With P^T = exp(K Q^T − logsum) of shape [k, q], the gradients of K and V are plain products of
+    With P^T = exp(K Q^T − top) / total of shape [k, q], the gradients of K and V are plain products of
     P^T and dS^T with Q and dO: no block is transposed in memory (Dao et al. 2022, arXiv 2205.14135,
     algorithm 4, with rows and columns exchanged).
     """
-    query, key, value, mask, seed, out, logsum = residuals
+    query, key, value, mask, seed, out, top, inverse = residuals
     batch, heads, _, _ = query.shape
     dtype = jnp.promote_types(query.dtype, jnp.float32)
     # Σ_j P_ij dP_ij = dO_i · O_i, dropout included, because O holds the dropped weights too.
@@ -149,11 +157,9 @@ def _attend_bwd(plan: _Plan, residuals: tuple[Array, ...], grad: Array):
             q, g = _take(query, i, plan.query_block), _take(grad, i, plan.query_block)
             logits = jnp.einsum("bhkd,bhqd->bhkq", k, q, preferred_element_type=dtype) * plan.scale
             seen = jnp.swapaxes(_visible(plan, mask, i, j), -1, -2)
-            # Masked before the exponential: a masked logit may exceed logsum without bound.
-            logits = jnp.where(
-                seen, logits - _take(logsum, i, plan.query_block)[:, :, None], -jnp.inf
-            )
-            weights = jnp.exp(logits)
+            # Masked before the exponential: a masked logit may exceed top without bound.
+            logits = jnp.where(seen, logits - _take(top, i, plan.query_block)[:, :, None], -jnp.inf)
+            weights = jnp.exp(logits) * _take(inverse, i, plan.query_block)[:, :, None]
             d_weights = jnp.einsum("bhkd,bhqd->bhkq", v, g, preferred_element_type=dtype)
             dropped = weights
             if plan.rate:

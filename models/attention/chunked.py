@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +24,7 @@ class LinearState:
     normaliser: Float[Array, "B H M"]
 
     @classmethod
-    def zeros(
-        cls, batch: int, heads: int, features: int, width: int, dtype: jnp.dtype
-    ) -> LinearState:
+    def zeros(cls, batch: int, heads: int, features: int, width: int, dtype: Any) -> LinearState:
         """The state before the first token."""
         return cls(
             jnp.zeros((batch, heads, features, width), dtype),

@@ -37,7 +37,7 @@ def query_features(query: Float[Array, "B H L K"]) -> Float[Array, "B H L K"]:
 def key_features(key: Float[Array, "B H S K"]) -> Float[Array, "B H S K"]:
     """max(elu(k) + 1, 1e-13)."""
     x = key.astype(jnp.promote_types(key.dtype, jnp.float32))
-    return jnp.maximum(jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0))), KEY_FLOOR)
+    return jnp.maximum(jnp.where(x > 0, x + 1, jnp.exp(jnp.where(x > 0, 0, x))), KEY_FLOOR)
 
 
 class Linear(Attention):

@@ -24,6 +24,8 @@ def parse_stack(text: str, num_layers: int) -> list[str]:
     Raises:
         ValueError: for an empty part, a repeat of 0, an unknown name, or a list that does not fit.
     """
+    if num_layers < 1:
+        raise ValueError(f"model.num_layers must be at least 1, got {num_layers}")
     layers: list[str] = []
     for part in text.split("/"):
         match = re.fullmatch(r"(?:(\d+)x)?(.+)", part.strip())
@@ -34,9 +36,12 @@ def parse_stack(text: str, num_layers: int) -> list[str]:
             raise ValueError(f"model.attention {text!r} repeats {name!r} {times} times")
         if name not in ATTENTION:
             raise ValueError(f"in model.attention {text!r}: {unknown_name(name)}")
+        if len(layers) + times > num_layers:
+            raise ValueError(
+                f"model.attention {text!r} lists {len(layers) + times} layers, "
+                f"more than model.num_layers={num_layers}"
+            )
         layers += [name] * times
-    if num_layers < 1:
-        raise ValueError(f"model.num_layers must be at least 1, got {num_layers}")
     if num_layers % len(layers):
         raise ValueError(
             f"model.attention {text!r} lists {len(layers)} layers, which neither fill nor divide "

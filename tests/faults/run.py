@@ -1,0 +1,253 @@
+"""Kills and damages runs at random, and checks that each ends with the bits of an undisturbed one.
+
+    python tests/faults/run.py --rounds=20 --flips=25 --truncations=10 [--seed=0] [--keep=DIR]
+
+Prints, for each kind of fault, how many rounds there were, how many recovered bit for bit, and how
+many lost something; exits non-zero if any did. `make faults` runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMING = ("steps_per_second", "tokens_per_second")
+#: Small enough for a step of some milliseconds; dropout on, so that its keys are part of the test.
+SMALL = {
+    "model.dim": 16,
+    "model.num_layers": 2,
+    "model.dropout": 0.1,
+    "train.steps": 60,
+    "train.batch_size": 8,
+    "train.eval_every": 20,
+    "train.save_every": 7,
+    "eval.batch_size": 16,
+    "run.log_every": 5,
+    "run.platform": "cpu",
+}
+RECALL = {**SMALL, "data.validation_examples": 32, "data.test_examples": 32}
+SETTINGS = {
+    "recall softmax": (
+        "configs/recall.py:attention=softmax",
+        {**RECALL, "attention.softmax.dropout": 0.1},
+    ),
+    "recall linear": ("configs/recall.py:attention=linear", RECALL),
+}
+
+
+def command(name: str, workdir: Path, **run: object) -> list[str]:
+    """The command line that trains a setting."""
+    config, values = SETTINGS[name]
+    flags = {**values, **{f"run.{key}": value for key, value in run.items()}}
+    return [
+        sys.executable, "train.py", f"--config={config}", f"--workdir={workdir}",
+        *(f"--config.{key}={value}" for key, value in flags.items()),
+    ]  # fmt: skip
+
+
+def evaluation(workdir: Path) -> list[str]:
+    return [sys.executable, "eval.py", f"--workdir={workdir}", "--lengths=64,96"]
+
+
+def run(args: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs to the end."""
+    return subprocess.run(args, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def run_and_kill(args: list[str], after: float, watch: Path | None = None) -> bool:
+    """Starts a process group and kills it; True if it was still alive then.
+
+    Args:
+        args: the command.
+        after: seconds until the kill.
+        watch: kill as soon as a half-written checkpoint stands in this folder, if that comes first
+            after half of `after`.
+    """
+    process = subprocess.Popen(
+        args, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    began = time.monotonic()
+    while time.monotonic() - began < after and process.poll() is None:
+        if watch is not None and time.monotonic() - began > after / 2 and watch.is_dir():
+            if any("tmp" in p.name for p in watch.iterdir()):
+                break
+            time.sleep(0.0005)
+        else:
+            time.sleep(0.005)
+    alive = process.poll() is None
+    if alive:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return alive
+
+
+def outcome(workdir: Path) -> dict[str, object]:
+    """What must be equal: every array of every checkpoint, metrics, results."""
+    checkpoints = {}
+    for path in sorted((workdir / "checkpoints").iterdir()):
+        if path.name.isdecimal():
+            metadata = json.loads((path / "_CHECKPOINT_METADATA").read_text())
+            checkpoints[path.name] = metadata["custom_metadata"]["arrays"]
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    metrics = [{k: v for k, v in row.items() if k not in TIMING} for row in rows]
+    results = workdir / "results.jsonl"
+    measured = (
+        [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    )
+    keep = ("eval_length", "view", "bin", "n", "accuracy", "loss", "step", "checkpoint")
+    return {
+        "checkpoints": checkpoints,
+        "metrics": metrics,
+        "results": [{k: row[k] for k in keep} for row in measured],
+    }
+
+
+class Score:
+    """Counts rounds, recoveries and losses by kind of fault."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, list[int]] = {}
+
+    def add(self, kind: str, recovered: bool, note: str = "") -> None:
+        """One round; `note` says what was lost."""
+        count = self.counts.setdefault(kind, [0, 0])
+        count[0] += 1
+        count[1] += recovered
+        print(
+            f"{kind}: round {count[0]} {'recovered' if recovered else 'LOST ' + note}", flush=True
+        )
+
+    def table(self) -> str:
+        """The summary."""
+        lines = [f"{'fault':<44}{'rounds':>8}{'recovered':>11}{'lost':>6}"]
+        for kind, (rounds, good) in self.counts.items():
+            lines.append(f"{kind:<44}{rounds:>8}{good:>11}{rounds - good:>6}")
+        return "\n".join(lines)
+
+    @property
+    def lost(self) -> int:
+        return sum(rounds - good for rounds, good in self.counts.values())
+
+
+def differing(a: dict[str, object], b: dict[str, object]) -> str:
+    """Names of the parts that differ."""
+    return ", ".join(key for key in a if a[key] != b[key])
+
+
+def kills(
+    score: Score, folder: Path, rounds: int, rng: random.Random
+) -> dict[str, dict[str, object]]:
+    """SIGKILL at random moments of training, evaluation and saving; same command until it ends."""
+    references = {}
+    for name in SETTINGS:
+        workdir = folder / f"reference {name}".replace(" ", "-")
+        began = time.monotonic()
+        done = run(command(name, workdir))
+        if done.returncode:
+            sys.exit(f"the undisturbed run of {name} failed:\n{done.stderr}")
+        seconds = time.monotonic() - began
+        run(evaluation(workdir))
+        references[name] = outcome(workdir)
+        print(f"undisturbed {name}: {seconds:.0f} s", flush=True)
+        for number in range(-(-rounds // len(SETTINGS))):
+            workdir = folder / f"kill-{name}-{number}".replace(" ", "-")
+            saving = number % 2 == 1
+            killed = 0
+            for attempt in range(4):
+                args = command(name, workdir, workers=2 * ((number + attempt) % 2))
+                after = rng.uniform(0.3, 1.0) * seconds
+                killed += run_and_kill(args, after, workdir / "checkpoints" if saving else None)
+            last = run(command(name, workdir))
+            run_and_kill(evaluation(workdir), rng.uniform(0.3, 0.9) * seconds)
+            measured = run(evaluation(workdir))
+            lost = (
+                differing(references[name], outcome(workdir))
+                if not last.returncode
+                else last.stderr
+            )
+            kind = f"SIGKILL while {'saving' if saving else 'training'}, {name}"
+            score.add(kind, not lost and not measured.returncode, f"({killed} kills) {lost}")
+            shutil.rmtree(workdir)
+    return references
+
+
+def damages(
+    score: Score,
+    folder: Path,
+    reference: dict[str, object],
+    flips: int,
+    truncations: int,
+    rng: random.Random,
+) -> None:
+    """One bit flipped, or a file cut, in the newest checkpoint of a run that was stopped."""
+    name = next(iter(SETTINGS))
+    base = folder / "stopped"
+    # Stop where at least two checkpoints stand: a signal is answered after the step under way.
+    process = subprocess.Popen(
+        command(name, base), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while process.poll() is None and not (base / "checkpoints" / "20" / "manifest.json").exists():
+        time.sleep(0.01)
+    process.terminate()
+    process.wait()
+    newest = max(int(p.name) for p in (base / "checkpoints").iterdir() if p.name.isdecimal())
+    if newest == 60:
+        sys.exit("the run ended before it was stopped")
+    reference = {key: value for key, value in reference.items() if key != "results"}
+    for number in range(flips + truncations):
+        workdir = folder / f"damage-{number}"
+        shutil.copytree(base, workdir)
+        files = sorted(p for p in (workdir / "checkpoints" / str(newest)).rglob("*") if p.is_file())
+        # By size, so that the arrays get their share; every file can be hit.
+        path = rng.choices(files, [p.stat().st_size + 200 for p in files])[0]
+        data = bytearray(path.read_bytes())
+        if number < flips:
+            kind = "one bit flipped in the newest checkpoint"
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        else:
+            kind = "a file of the newest checkpoint cut short"
+            del data[rng.randrange(len(data)) :]
+        path.write_bytes(data)
+        done = run(command(name, workdir))
+        told = f"checkpoint {newest} is damaged" in done.stderr
+        after = {key: value for key, value in outcome(workdir).items() if key != "results"}
+        lost = differing(reference, after) if not done.returncode else done.stderr
+        score.add(kind, told and not lost, f"{path.name}: {lost or 'not detected'}")
+        shutil.rmtree(workdir)
+
+
+def main() -> None:
+    """Runs the rounds."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of SIGKILL")
+    parser.add_argument("--flips", type=int, default=25, help="single-bit flips")
+    parser.add_argument("--truncations", type=int, default=10, help="files cut short")
+    parser.add_argument("--seed", type=int, default=0, help="of the random moments and places")
+    parser.add_argument(
+        "--keep", type=Path, help="folder to work in, kept; default: a temporary one"
+    )
+    args = parser.parse_args()
+    rng, score = random.Random(args.seed), Score()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.keep or Path(temporary)
+        references = kills(score, folder, args.rounds, rng)
+        first = references[next(iter(SETTINGS))]
+        damages(score, folder, first, args.flips, args.truncations, rng)
+    print(score.table())
+    sys.exit(1 if score.lost else 0)
+
+
+if __name__ == "__main__":
+    main()
