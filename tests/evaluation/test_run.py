@@ -206,7 +206,7 @@ def test_the_default_lengths_are_the_config_s(run):
 
 @pytest.mark.parametrize("lengths", [[0], [-3], [16, 16]])
 def test_lengths_that_make_no_sense_are_refused(trained, lengths):
-    with pytest.raises(UserError, match="--lengths must be different lengths"):
+    with pytest.raises(UserError, match="--lengths must be different whole numbers"):
         evaluate_run(trained, lengths=lengths)
 
 
