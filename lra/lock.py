@@ -34,7 +34,7 @@ def lock(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
         except BlockingIOError:
             owner = os.read(handle, 200).decode(errors="replace").strip() or "another process"
             raise UserError(
-                f"{what} is in use by {owner}; wait for it to end, or use another --workdir"
+                f"{what} is in use by {owner}; wait for that to end, or choose another directory"
             ) from None
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from lra.errors import UserError
 from lra.tasks.listops_files import prepare
 from lra.tasks.listops_task import ListOps, root_operator_baseline, statistics
 from lra.tasks.listops_trees import TOKENS, VARIANTS, VERSION, Variant, decode, encode
@@ -109,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         directory = prepare(args.config, args.data_dir, args.workers, args.seed)
         task = ListOps(1, data_dir=args.data_dir, variant=args.config, data_seed=args.seed)
         table = statistics(task)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, UserError) as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import fcntl
 import itertools
 import json
 import multiprocessing
@@ -30,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lra.lock import lock
 from lra.progress import Progress
 from lra.tasks.listops_trees import (
     VARIANTS,
@@ -97,7 +97,7 @@ def prepare(
 
     Raises:
         ValueError: An argument is out of range, or there are too few different trees.
-        BlockingIOError: Another process is preparing the same data set.
+        UserError: Another process is preparing the same data set.
         ChildProcessError: A process of the pool died.
         OSError: A file cannot be written.
     """
@@ -112,25 +112,12 @@ def prepare(
     if is_whole(directory) and not work.exists():
         return directory
     work.mkdir(parents=True, exist_ok=True)
-    with _lock(work):
+    with lock(work / "lock", f"the preparation of {directory}"):
         if not is_whole(directory):
             chosen = _draw(variant, seed, work / "blocks", workers)
             _pack(variant, seed, config, chosen, work / "pack", directory)
         shutil.rmtree(work)
     return directory
-
-
-@contextlib.contextmanager
-def _lock(work: Path) -> Iterator[None]:
-    """Holds the lock on a folder, which ends with this process; BlockingIOError if it is taken."""
-    with (work / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(
-                f"another process is preparing this data set (it holds {work / 'lock'})"
-            ) from None
-        yield
 
 
 @dataclasses.dataclass

@@ -7,6 +7,7 @@ import json
 import math
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from lra.signals import Stopped, StopRequest
 from lra.tasks import Task
 from lra.training.checkpoint import Checkpoints
 from lra.training.optimizer import make_optimizer, make_schedule
-from lra.training.start import announce, check_batch, restore, settle
+from lra.training.start import announce, check_batch, check_data, restore, settle
 from lra.training.state import TrainState, count_parameters, initial_state, split_model
 from lra.training.step import MODEL_KEYS, make_eval_step, make_train_step
 from lra.training.writer import MetricWriter
@@ -69,6 +70,7 @@ def _train(given: configs.Config, workdir: Path) -> None:
         )
         optimizer, schedule = make_optimizer(config.optim), make_schedule(config.optim)
         check_batch(config)
+        check_data(workdir, task)
         for split in ("train", "validation"):
             if not len(task.source(split)):
                 raise UserError(f"task {config.task}: the {split} split is empty")
@@ -153,7 +155,7 @@ def _steps(
 
     with contextlib.closing(batches), progress:
         for step in range(start + 1, last + 1):
-            batch = next(batches)
+            batch = _next(batches, config.run.workers)
             tokens += int(np.count_nonzero(batch["mask"])) * jax.process_count()
             device_batch = devices.put_batch({k: batch[k] for k in MODEL_KEYS}, mesh)
             state, metrics = train_step(state, device_batch, dropout_key)
@@ -197,6 +199,20 @@ def _steps(
                     "the same command goes on from there",
                     stop.signal,
                 )
+
+
+def _next(batches: Iterator[Any], workers: int) -> Any:
+    """The next batch; a worker process that died ends the run with a line (`UserError`)."""
+    try:
+        return next(batches)
+    except Exception as error:
+        if not workers:
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(
+            f"the {workers} processes that prepare batches failed ({type(error).__name__}: {reason}). "
+            "The same command goes on from the last checkpoint; run.workers=0 does without them."
+        ) from error
 
 
 def _check_finite(what: str, value: float, step: int) -> None:

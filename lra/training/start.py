@@ -52,6 +52,25 @@ def check_batch(config: configs.Config) -> None:
         )
 
 
+def check_data(workdir: Path, task: Task) -> None:
+    """Refuses to go on with other data than the run began with (`UserError`).
+
+    `run.data_dir` and `run.release_dir` may change, as long as they lead to the same variant.
+    """
+    path = workdir / RUN_FILE
+    if not path.is_file():
+        return
+    try:
+        before = json.loads(path.read_text()).get("data")
+    except (OSError, ValueError, AttributeError):
+        return  # it is written again before the first step
+    if before not in (None, task.spec.data):
+        raise UserError(
+            f"{workdir} was started on other data ({before}) than it would go on with "
+            f"({task.spec.data}); use another --workdir, or the directories of before"
+        )
+
+
 def restore(fresh: TrainState, checkpoints: Checkpoints, init_from: str) -> tuple[int, TrainState]:
     """Where a run begins: its latest checkpoint, else `init_from`'s parameters, else fresh.
 

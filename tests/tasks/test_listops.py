@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lra.errors import UserError
+from lra.lock import lock
 from lra.tasks import listops, listops_files, make_task
 from lra.tasks.baselines import majority_accuracy
 from lra.tasks.listops import (
@@ -491,8 +493,8 @@ def test_second_process_is_refused(tmp_path):
     work = tmp_path / "listops" / "test" / f"incomplete_{VERSION}"
     work.mkdir(parents=True)
     with (
-        listops_files._lock(work),
-        pytest.raises(BlockingIOError, match="another process is preparing"),
+        lock(work / "lock", "it"),
+        pytest.raises(UserError, match="is in use by process"),
     ):
         prepare("test", str(tmp_path), workers=0)
     prepare("test", str(tmp_path), workers=0)
