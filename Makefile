@@ -1,4 +1,4 @@
-# make quickstart | test | lint | setup   (PYTHON=python3.12 chooses the interpreter)
+# make quickstart | test | lint | faults | setup   (PYTHON=python3.12 chooses the interpreter)
 PYTHON ?= python3
 VENV ?= .venv
 RUNS ?= runs/quickstart
@@ -7,7 +7,7 @@ LENGTHS ?= 64,128,256,512,1024
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: setup quickstart test lint clean
+.PHONY: setup quickstart test lint faults clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -28,6 +28,10 @@ quickstart: setup
 
 test: setup
 	$(BIN)/python -m pytest -n auto
+
+# Kills and damages runs at random; half an hour or more.
+faults: setup
+	$(BIN)/python tests/faults/run.py
 
 lint: setup
 	$(BIN)/ruff format --check .

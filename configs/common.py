@@ -6,19 +6,18 @@ The argument decides structure (which sizes, which mechanism); dotted flags deci
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from ml_collections import ConfigDict
+
+from lra.names import suggest
 
 #: A ConfigDict whose keys a type checker cannot know.
 Config = Any
 
 #: Keywords of each mechanism that a config can set, as `config.attention.<name>.<keyword>`.
 ATTENTION_DEFAULTS: dict[str, dict[str, Any]] = {
-    "softmax": {
-        "dropout": 0.0,  # rate at which attention weights are dropped in training
-    },
+    "softmax": {},
     "linear": {
         "chunk_size": 128,  # tokens of a chunk in the causal form; speed only
     },
@@ -46,8 +45,7 @@ def parse_argument(text: str | None, **defaults: Any) -> Config:
         if not equals:
             raise ValueError(f"the config argument {part!r} is not of the form key=value")
         if key not in defaults:
-            near = difflib.get_close_matches(key, defaults, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = suggest(key, defaults)
             raise ValueError(
                 f"the config has no argument {key!r}; it has: {', '.join(defaults)}.{hint}"
             )
@@ -76,8 +74,7 @@ def choose(what: str, name: str, table: dict[str, Any]) -> Any:
         ValueError: for a name the table does not have; the message lists those it has.
     """
     if name not in table:
-        near = difflib.get_close_matches(name, table, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = suggest(name, table)
         raise ValueError(f"unknown {what} {name!r}; there are: {', '.join(table)}.{hint}")
     return table[name]
 
@@ -112,7 +109,8 @@ def base(task: str, attention: str) -> Config:
     config.model.causal = False  # positions see only what came before them
     config.model.short_conv = 0  # taps of a causal convolution in front of q, k, v; 0: none
     config.model.dropout = 0.1  # embeddings and both branches of a layer
-    config.model.dtype = "float32"  # compute type: float32, bfloat16, float64 (with run.x64)
+    config.model.attention_dropout = 0.0  # attention weights, in layers whose mechanism has weights
+    config.model.dtype = "float32"  # compute type: float32, bfloat16, float64
 
     config.attention = ConfigDict(ATTENTION_DEFAULTS)
 
@@ -134,9 +132,7 @@ def base(task: str, attention: str) -> Config:
     config.train = ConfigDict()
     config.train.steps = 5000  # optimizer steps
     config.train.batch_size = 32  # examples of a step, over all devices
-    config.train.accumulate = (
-        1  # parts a batch is split into, to save memory; the result is the same
-    )
+    config.train.accumulate = 1  # parts a batch is split into, to save memory
     config.train.eval_every = 100  # steps between evaluations on validation, each with a checkpoint
     config.train.eval_examples = 0  # first examples of validation that these use; 0: all
     config.train.save_every = 0  # steps between further checkpoints without evaluation; 0: none
@@ -153,7 +149,6 @@ def base(task: str, attention: str) -> Config:
     config.run.release_dir = ""  # the unpacked LRA release
     config.run.workers = 0  # processes that prepare batches; 0: in this process
     config.run.platform = ""  # cpu, gpu or tpu, which must be there; "": what JAX finds
-    config.run.x64 = False  # 64-bit types (needed for model.dtype=float64)
     config.run.log_every = 10  # steps between lines of metrics
     config.run.tensorboard = True  # scalars for TensorBoard beside metrics.jsonl
     return config

@@ -20,7 +20,7 @@ def _base(config: Config) -> None:
     config.model.update({"num_layers": 4, "dim": 512, "num_heads": 8})
     config.model.update({"mlp_dim": 1024, "head_dim": 1024})
     config.model.update({"pool": "cls", "positions": "sinusoidal", "dropout": 0.1})
-    config.attention.softmax.dropout = 0.1
+    config.model.attention_dropout = 0.1
     config.optim.update({"schedule": "rsqrt", "learning_rate": 0.05, "warmup_steps": 1000})
     config.train.update({"steps": 5000, "batch_size": 32, "eval_every": 50})
     config.eval.bins = (750, 1000, 1250, 1500, 1750)

@@ -18,7 +18,7 @@ def _base(config: Config) -> None:
     config.model.update({"num_layers": 4, "dim": 256, "num_heads": 4})
     config.model.update({"mlp_dim": 1024, "head_dim": 1024})
     config.model.update({"pool": "cls", "positions": "sinusoidal", "dropout": 0.1})
-    config.attention.softmax.dropout = 0.1
+    config.model.attention_dropout = 0.1
     config.optim.update({"schedule": "rsqrt", "learning_rate": 0.05, "warmup_steps": 8000})
     config.train.update({"steps": 20_000, "batch_size": 32, "eval_every": 100})
 

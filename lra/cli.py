@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 
 from lra.errors import UserError
+from lra.names import suggest
 from lra.signals import Stopped
 
 #: Set to 1 to see the traceback behind a one-line error.
@@ -65,10 +67,7 @@ def _check_config(argv: list[str]) -> None:
     file = path.partition(":")[0]
     if not Path(file).is_file():
         folder = Path(file).parent
-        near = difflib.get_close_matches(
-            file, [str(p) for p in folder.glob("*.py")], n=1, cutoff=0.4
-        )
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = suggest(file, map(str, folder.glob("*.py")))
         raise UserError(f"--config: there is no file {file}.{hint}")
     try:
         config = _load(path)
@@ -82,6 +81,11 @@ def _check_config(argv: list[str]) -> None:
             continue
         key = name.removeprefix("no").removeprefix("config.")
         if key in known:
+            used = _given(argv, "config.model.attention") or config.model.attention
+            if key.startswith("attention.") and key.split(".")[1] not in re.split(
+                r"[^a-z_]+", used
+            ):
+                raise UserError(f"config.{key} has no effect: model.attention is {used!r}")
             continue
         if key in sections:
             raise UserError(
@@ -93,12 +97,12 @@ def _check_config(argv: list[str]) -> None:
 def _nearest(key: str, known: list[str]) -> str:
     """A hint at the most similar key, by its full name or by its last part."""
     leaf = key.rpartition(".")[2]
-    same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
-    near = same_leaf or difflib.get_close_matches(key, known, n=1)
-    if not near:
-        leaves = {name.rpartition(".")[2]: name for name in known}
-        near = [leaves[n] for n in difflib.get_close_matches(leaf, leaves, n=1)]
-    return f" Did you mean {near[0]!r}?" if near else ""
+    same = [name for name in known if name.rpartition(".")[2] == leaf]
+    if same:
+        return f" Did you mean {same[0]!r}?"
+    leaves = {name.rpartition(".")[2]: name for name in known}
+    near = difflib.get_close_matches(leaf, leaves, n=1)
+    return suggest(key, known) or (f" Did you mean {leaves[near[0]]!r}?" if near else "")
 
 
 def _help(argv: list[str]) -> None:
@@ -153,7 +157,8 @@ def run(main: Callable[[], None], *, required: tuple[str, ...]) -> None:
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             sys.exit(130)
-        except UserError as error:
+        except (UserError, OSError) as error:
+            # A full or read-only disk, wherever it shows: the message names the file.
             _fail(str(error))
 
     logging.set_verbosity(logging.WARNING)

@@ -11,6 +11,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from lra.errors import UserError
+from lra.files import write_whole
 from lra.tasks import Task, TaskSpec, make_task
 from models.attention.stack import parse_stack
 from models.encoder import Transformer
@@ -71,8 +72,6 @@ def resolve(config: Config) -> Config:
     check_lengths(config.eval.bins, "eval.bins")
     if list(config.eval.bins) != sorted(config.eval.bins):
         raise UserError(f"eval.bins must be rising edges, got {tuple(config.eval.bins)}")
-    if config.model.dtype == "float64" and not config.run.x64:
-        raise UserError("model.dtype=float64 needs --config.run.x64=true")
     try:
         used = set(parse_stack(config.model.attention, config.model.num_layers))
     except ValueError as error:
@@ -117,10 +116,7 @@ def differences(stored: dict[str, Any], given: dict[str, Any], prefix: str = "")
 
 def write_config(config: Config, workdir: Path) -> None:
     """Stores the config in the workdir, whole or not at all."""
-    path = workdir / CONFIG_FILE
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(to_plain(config), indent=2) + "\n")
-    temporary.replace(path)
+    write_whole(workdir / CONFIG_FILE, json.dumps(to_plain(config), indent=2) + "\n")
 
 
 def read_config(workdir: Path) -> Config:

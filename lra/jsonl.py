@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from lra.errors import UserError
+from lra.files import write_whole
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -17,7 +17,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: for any other line that is no JSON object; names file and line.
     """
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_bytes().split(b"\n")
     rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -38,9 +38,4 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Replaces the file, whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -16,13 +16,18 @@ Each host builds its own rows and no others.
 """
 
 import dataclasses
+import os
+import signal
+import threading
+import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import grain
 import numpy as np
 from absl import flags
 
+from lra.errors import UserError
 from lra.tasks.spec import IGNORE, Source, Task, TaskSpec
 
 Batch = dict[str, np.ndarray]
@@ -84,6 +89,33 @@ def train_batches(
         ]
     )
     return _iterate(dataset, workers, prefetch)
+
+
+def guarded(batches: Iterator[Batch], workers: int) -> Iterator[Batch]:
+    """The batches, with the failure of a worker process told as what it is.
+
+    Args:
+        batches: from `train_batches` or `eval_batches`.
+        workers: the number of processes they were made with.
+
+    Raises:
+        UserError: One of these processes died or failed.
+    """
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except Exception as error:
+            if not workers:
+                raise
+            reason = str(error).strip().partition("\n")[0]
+            raise UserError(
+                f"the {workers} processes that prepare batches failed ({type(error).__name__}: "
+                f"{reason}). The same command goes on from the last checkpoint; run.workers=0 does "
+                "without them."
+            ) from error
+        yield batch
 
 
 def eval_batches(
@@ -230,6 +262,25 @@ def _iterate(
     ahead = max(1, prefetch // workers)
     return iter(
         dataset.to_iter_dataset(grain.ReadOptions(0, 0)).mp_prefetch(
-            grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=ahead)
+            grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=ahead),
+            worker_init_fn=_begin_worker,
         )
     )
+
+
+def _begin_worker(index: int, count: int) -> None:
+    """Lets a worker process end with the one that started it, and not before.
+
+    Ctrl-C reaches every process of a terminal; it is the main one that decides what it means. A main
+    process that is killed cannot end its workers, so that they look after it.
+    """
+    del index, count
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import sys
 import time
 from types import TracebackType
@@ -54,7 +55,7 @@ class Progress:
         elif (now := time.monotonic()) - self._told >= INTERVAL:
             self._told = now
             rate = (self._done - self._initial) / (now - self._began)
-            left = time.strftime("%H:%M:%S", time.gmtime((self._total - self._done) / rate))
+            left = datetime.timedelta(seconds=round((self._total - self._done) / rate))
             note = f", {self._note}" if self._note else ""
             self.say(
                 f"{self._label} {self._done}/{self._total}, {rate:.2f} {self._unit}/s, {left} left{note}"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from models.attention import build
+from models.attention import ATTENTION, build
 from models.attention.stack import parse_stack
 from models.embeddings import Embedding
 from models.heads import POOLS, Head, pool
@@ -102,7 +102,8 @@ class Transformer(nnx.Module):
         num_classes: C.
         max_length: longest training sequence, in tokens, without CLS.
         attention: stack of mechanisms, see `models.attention.stack`.
-        mechanisms: keywords of each mechanism by its name, e.g. `{"softmax": {"dropout": 0.1}}`.
+        mechanisms: keywords of each mechanism by its name, e.g. `{"linear": {"chunk_size": 64}}`; they
+            override what all layers share.
         num_layers: blocks.
         dim: D.
         num_heads: H.
@@ -115,6 +116,7 @@ class Transformer(nnx.Module):
         causal: whether positions see only what came before them.
         short_conv: taps of a causal convolution in front of q, k, v; 0 for none.
         dropout: rate on the embeddings and both branches of a block.
+        attention_dropout: rate on attention weights, in the layers whose mechanism has weights.
         dtype: "float32", "bfloat16" or "float64": the compute type. Parameters are float32.
         rngs: stream `params`.
 
@@ -144,6 +146,7 @@ class Transformer(nnx.Module):
         causal: bool,
         short_conv: int,
         dropout: float,
+        attention_dropout: float,
         dtype: str,
         rngs: nnx.Rngs,
     ):
@@ -187,10 +190,13 @@ class Transformer(nnx.Module):
                     causal=causal,
                     rngs=rngs,
                     dtype=compute,
-                    qkv_dim=qkv_dim,
-                    rotary=positions == "rotary",
-                    short_conv=short_conv,
-                    **mechanisms.get(name, {}),
+                    **{
+                        "qkv_dim": qkv_dim,
+                        "rotary": positions == "rotary",
+                        "short_conv": short_conv,
+                        "dropout": attention_dropout if ATTENTION[name].has_weights else 0.0,
+                        **mechanisms.get(name, {}),
+                    },
                 ),
                 dim=dim,
                 mlp_dim=mlp_dim,

@@ -57,7 +57,7 @@ def refusal(*words):
         (("train.py", RECALL, "--wrkdir=x"), "wrkdir"),
         (
             ("train.py", "--config=configs/recal.py", "--workdir=x"),
-            "Did you mean configs/recall.py",
+            "Did you mean 'configs/recall.py'?",
         ),
         (
             ("train.py", RECALL, "--config=configs/nope.py", "--workdir=x"),
@@ -157,7 +157,7 @@ def refuses(tmp_path, message, **changes):
 def test_values_that_do_not_go_together(tmp_path):
     refuses(tmp_path, "length 16 is below the 32 tokens", data__length=16)
     refuses(tmp_path, "num_heads must divide", model__num_heads=3)
-    refuses(tmp_path, "unknown task 'recal' .*recall", task="recal")
+    refuses(tmp_path, "unknown task 'recal'.*Did you mean 'recall'", task="recal")
     refuses(tmp_path, "schedule must be one of", optim__schedule="linear")
     refuses(tmp_path, "run.platform must be one of", run__platform="cuda")
     refuses(tmp_path, "must be a multiple of", train__batch_size=10, train__accumulate=3)
@@ -173,7 +173,7 @@ def test_a_workdir_that_is_a_file(tmp_path):
 
 def test_unknown_tasks_suggest_the_nearest():
     for name in TASKS:
-        with pytest.raises(ValueError, match=f"did you mean '{name}'"):
+        with pytest.raises(ValueError, match=f"Did you mean '{name}'"):
             make_task(name + "x", length=64, seed=0)
 
 

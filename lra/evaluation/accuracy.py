@@ -12,8 +12,8 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
-from lra.devices import put_batch, replicated
-from lra.pipeline import eval_batches
+from lra.devices import put_batch
+from lra.pipeline import eval_batches, guarded
 from lra.progress import Progress
 from lra.tasks import Task
 from lra.training.step import MODEL_KEYS
@@ -107,19 +107,14 @@ def evaluate(
         batch_size=batch_size,
         limit=limit,
         workers=workers,
-        host=jax.process_index(),
-        num_hosts=jax.process_count(),
     )
-    # Every host needs all results, its own rows' and the others'.
-    gather = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
     parts: list[dict[str, np.ndarray]] = []
     steps = -(-(min(limit, total) if limit else total) // batch_size)
     with contextlib.closing(batches), Progress(progress, steps, unit="batches") as bar:
-        for batch in batches:
-            device_batch = put_batch(batch, mesh)
-            sums = eval_step(params, buffers, {k: device_batch[k] for k in MODEL_KEYS})
-            extra = {k: device_batch[k] for k in ("length", "valid")}
-            parts.append(jax.device_get(gather({**sums, **extra})))
+        for batch in guarded(batches, workers):
+            device_batch = put_batch({k: batch[k] for k in MODEL_KEYS}, mesh)
+            sums = jax.device_get(eval_step(params, buffers, device_batch))
+            parts.append({**sums, **{k: np.array(batch[k]) for k in ("length", "valid")}})
             bar.update()
     joined = {k: np.concatenate([part[k] for part in parts]) for k in parts[0]}
     valid = joined["valid"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ from lra.errors import UserError, user_errors
 from lra.evaluation.accuracy import Examples, evaluate, summarise
 from lra.jsonl import read_rows, write_rows
 from lra.lock import lock
+from lra.seeds import named_key
 from lra.tasks.baselines import majority_accuracy
 from lra.training.checkpoint import FOLDER, Checkpoints
-from lra.training.start import RUN_FILE
+from lra.training.start import check_data, read_run
 from lra.training.state import count_parameters, split_model
 from lra.training.step import make_eval_step
 
@@ -58,27 +58,26 @@ def evaluate_run(
     config = configs.read_config(workdir)
     for key, value in (overrides or {}).items():
         config.run[key] = value
-    devices.select(config.run.platform, x64=config.run.x64)
+    devices.select(config.run.platform, x64=config.model.dtype == "float64")
     lengths = list(lengths or config.eval.lengths or (config.data.length,))
     configs.check_lengths(lengths, "--lengths")
     if not (workdir / FOLDER).is_dir():
         raise UserError(f"{workdir} holds no checkpoints yet: run train.py on it first")
     with user_errors():
         task = configs.build_task(config)
+        check_data(workdir, task)
         tasks = {length: task.with_length(length) for length in lengths}
         graph, params, buffers = split_model(
-            configs.build_model(config, task.spec, nnx.Rngs(params=jax.random.key(0)))
+            configs.build_model(
+                config, task.spec, nnx.Rngs(params=named_key(config.seed, "params"))
+            )
         )
         for length in lengths:
             # Traced without arrays: a length the model cannot take is refused before any work.
             _trace(graph, params, buffers, tasks[length])
     mesh = devices.data_mesh()
-    checkpoints = Checkpoints(workdir, read_only=True)
-    step = checkpoints.best if checkpoint == "best" else checkpoints.latest
-    if step is None:
-        raise UserError(f"{workdir} holds no {checkpoint} checkpoint yet: run train.py on it first")
     arrays = jax.device_put({"params": params, "buffers": buffers}, devices.replicated(mesh))
-    arrays = checkpoints.restore(step, arrays)
+    step, arrays = _load(workdir, checkpoint, arrays)
     eval_step = make_eval_step(graph)
     common = {
         **_provenance(workdir, config),
@@ -139,6 +138,36 @@ def evaluate_run(
     return rows
 
 
+def _load(workdir: Path, kind: str, like: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Step and arrays of the best or the last checkpoint.
+
+    Raises:
+        UserError: if there is none, or if a damaged one might be the one that is asked for.
+    """
+    tries = 3
+    for attempt in range(tries):
+        checkpoints = Checkpoints(workdir, read_only=True)
+        if checkpoints.rejected:
+            told = "; ".join(f"checkpoint {s}: {why}" for s, why in checkpoints.rejected.items())
+            raise UserError(
+                f"{workdir} has damaged checkpoints, and a score of another than the {kind} one would "
+                f"mislead ({told}). The command that trained the run sets them aside and goes on "
+                "from a sound one."
+            )
+        step = checkpoints.best if kind == "best" else checkpoints.latest
+        if step is None:
+            raise UserError(f"{workdir} holds no {kind} checkpoint yet: run train.py on it first")
+        try:
+            return step, checkpoints.restore(step, like)
+        except UserError:
+            raise
+        except Exception:
+            # Beside a run that is training: it may have dropped this one for a newer one meanwhile.
+            if attempt == tries - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
 def batch_size_at(config: configs.Config, length: int) -> int:
     """Examples of an evaluation batch at a length: `eval.batch_size` up to `data.length`, then fewer."""
     return max(1, config.eval.batch_size * config.data.length // max(length, config.data.length))
@@ -161,10 +190,7 @@ def _trace(graph: nnx.GraphDef, params: Any, buffers: Any, task: Any) -> None:
 def _provenance(workdir: Path, config: configs.Config) -> dict[str, Any]:
     """Versions, commit and the commands that made a number."""
 
-    try:
-        run = json.loads((workdir / RUN_FILE).read_text())
-    except (OSError, ValueError):
-        run = {}
+    run = read_run(workdir)
     return {
         "versions": provenance.versions(),
         "commit": provenance.commit(),

@@ -1,10 +1,10 @@
 """The tasks and probes by name."""
 
-import difflib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
+from lra.names import suggest
 from lra.tasks.listops_task import ListOps
 from lra.tasks.recall import Recall
 from lra.tasks.spec import IGNORE, SPLITS, Source, Task, TaskSpec
@@ -42,9 +42,9 @@ def make_task(
         TypeError: A keyword in `own` is not one of the task's.
     """
     if name not in TASKS:
-        near = difflib.get_close_matches(name, TASKS, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"unknown task {name!r}{hint}; the tasks are {', '.join(TASKS)}")
+        raise ValueError(
+            f"unknown task {name!r}; the tasks are {', '.join(TASKS)}.{suggest(name, TASKS)}"
+        )
     shared = {"length": length, "seed": seed, "data_dir": data_dir, "release_dir": release_dir}
     parameters = inspect.signature(TASKS[name]).parameters
     accepted = [p for p in parameters if p not in shared]

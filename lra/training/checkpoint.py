@@ -15,11 +15,14 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from lra.errors import UserError
+from lra.files import write_whole
 
 FOLDER = "checkpoints"
 #: Inside a checkpoint: size and SHA-256 of each of its files. Written last, so that a checkpoint
 #: without it was never whole.
 MANIFEST = "manifest.json"
+#: Beside the checkpoints: the step of a save that has begun. Gone when its manifest is there.
+SAVING = "saving"
 #: Where damaged checkpoints are moved, out of the way of the ones that come again.
 ASIDE = "damaged"
 
@@ -104,18 +107,22 @@ class Checkpoints:
         self._aside = (workdir / ASIDE).resolve()
         self._steps: list[int] = []
         self._checkpointer: Any = None
-        reasons: dict[int, str] = {}
+        #: Why checkpoints that are there are not used, by step.
+        self.rejected: dict[int, str] = {}
+        unfinished = self._unfinished()
         for step in self._found():
-            if (reason := damage(self._folder / str(step))) is None:
+            folder = self._folder / str(step)
+            if step == unfinished and not (folder / MANIFEST).exists():
+                # A save under way, or one that a kill interrupted: never a checkpoint.
+                if not read_only:
+                    shutil.rmtree(folder)
+            elif (reason := damage(folder)) is None:
                 self._steps.append(step)
             else:
-                reasons[step] = reason
+                self.rejected[step] = reason
         if not read_only:
-            self._set_aside(reasons)
+            self._set_aside(self.rejected)
             self._open()
-        else:
-            for step, reason in reasons.items():
-                print(f"checkpoint {step} is not used: {reason}", file=sys.stderr)
 
     def _found(self) -> list[int]:
         """Steps of the checkpoints on disk, rising."""
@@ -124,6 +131,13 @@ class Checkpoints:
         return sorted(
             int(p.name) for p in self._folder.iterdir() if p.name.isdecimal() and p.is_dir()
         )
+
+    def _unfinished(self) -> int | None:
+        """The step whose save has begun and, as far as is known, not ended."""
+        try:
+            return int((self._folder / SAVING).read_text())
+        except (OSError, ValueError):
+            return None
 
     def _set_aside(self, reasons: dict[int, str]) -> None:
         """Moves damaged checkpoints away, if there is a sound one to go on from."""
@@ -183,6 +197,7 @@ class Checkpoints:
         """
         folder = self._folder / str(step)
         try:
+            write_whole(self._folder / SAVING, str(step))
             self._checkpointer.save(
                 step,
                 state,
@@ -191,10 +206,8 @@ class Checkpoints:
                 force=True,
                 overwrite=True,
             )
-            text = json.dumps(_file_hashes(folder), indent=1)
-            temporary = folder / f"{MANIFEST}.tmp"
-            temporary.write_text(text)
-            temporary.replace(folder / MANIFEST)
+            write_whole(folder / MANIFEST, json.dumps(_file_hashes(folder), indent=1))
+            (self._folder / SAVING).unlink()
         # orbax and tensorstore report a full or read-only disk as errors of many types.
         except Exception as error:
             raise UserError(
@@ -247,10 +260,9 @@ class Checkpoints:
                     f"checkpoint {path} does not fit the model and optimizer of this config: it has "
                     f"{there} as {name}, they have {needed}"
                 )
-        partial = ocp.options.PyTreeOptions(
-            loading=ocp.options.PyTreeOptions.Loading(partial_load=True)
-        )
-        with ocp.Context(pytree_options=partial):
+        context: Any = ocp.Context()
+        context.pytree.loading.partial_load = True
+        with context:
             state = ocp.load(str(path), target)
         if saved != array_hashes(state):
             raise UserError(f"checkpoint {path} does not hold the arrays that were saved in it")

@@ -7,7 +7,6 @@ import json
 import math
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ from lra import config as configs
 from lra import devices
 from lra.errors import UserError, user_errors
 from lra.evaluation.accuracy import evaluate, summarise
+from lra.files import write_whole
 from lra.lock import lock
-from lra.pipeline import train_batches
+from lra.pipeline import guarded, train_batches
 from lra.progress import Progress
 from lra.seeds import named_key
 from lra.signals import Stopped, StopRequest
@@ -51,7 +51,9 @@ def train(given: configs.Config, workdir: Path) -> None:
         UserError: for what the user can mend; the message says how.
         Stopped: after SIGTERM or SIGINT, when the state is saved.
     """
-    devices.select(given.run.platform, x64=given.run.x64)
+    devices.select(given.run.platform, x64=given.model.dtype == "float64")
+    if jax.process_count() > 1:
+        raise UserError(f"one process trains a run, got {jax.process_count()} hosts")
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir={workdir} is a file; name a directory")
     with user_errors():
@@ -91,7 +93,7 @@ def _train(given: configs.Config, workdir: Path) -> None:
             _steps(
                 config, task, graph, optimizer, schedule, state, start, mesh, checkpoints, writer, stop
             )  # fmt: skip
-        finished.write_text(json.dumps({"steps": last}) + "\n")
+        write_whole(finished, json.dumps({"steps": last}) + "\n")
     print(f"done: {last} steps; evaluate with: python eval.py --workdir={workdir}")
 
 
@@ -119,12 +121,11 @@ def _steps(
         seed=config.seed,
         start_step=start,
         workers=config.run.workers,
-        host=jax.process_index(),
-        num_hosts=jax.process_count(),
     )
+    stream = guarded(batches, config.run.workers)
     progress = Progress("step", last, initial=start, unit="steps")
     note = ""
-    pending: tuple[int, dict[str, jax.Array]] | None = None
+    pending: tuple[int, dict[str, jax.Array], int] | None = None
     clock, tokens, logged = time.perf_counter(), 0, start
 
     def write_pending() -> None:
@@ -133,10 +134,12 @@ def _steps(
         if pending is None:
             return
         step, values = pending[0], jax.device_get(pending[1])
+        tokens += pending[2]
         pending = None
         weight = max(float(values["weight"]), 1.0)
         loss = float(values["loss_sum"]) / weight
         _check_finite("loss", loss, step)
+        _check_finite("norm of the gradient", float(values["grad_norm"]), step)
         if step % config.run.log_every and step != last:
             return
         now = time.perf_counter()
@@ -155,12 +158,11 @@ def _steps(
 
     with contextlib.closing(batches), progress:
         for step in range(start + 1, last + 1):
-            batch = _next(batches, config.run.workers)
-            tokens += int(np.count_nonzero(batch["mask"])) * jax.process_count()
+            batch = next(stream)
             device_batch = devices.put_batch({k: batch[k] for k in MODEL_KEYS}, mesh)
             state, metrics = train_step(state, device_batch, dropout_key)
             write_pending()
-            pending = (step, metrics)
+            pending = (step, metrics, int(np.count_nonzero(batch["mask"])))
             progress.update(note)
             due = step % config.train.eval_every == 0 or step == last
             save = config.train.save_every and step % config.train.save_every == 0
@@ -199,20 +201,6 @@ def _steps(
                     "the same command goes on from there",
                     stop.signal,
                 )
-
-
-def _next(batches: Iterator[Any], workers: int) -> Any:
-    """The next batch; a worker process that died ends the run with a line (`UserError`)."""
-    try:
-        return next(batches)
-    except Exception as error:
-        if not workers:
-            raise
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(
-            f"the {workers} processes that prepare batches failed ({type(error).__name__}: {reason}). "
-            "The same command goes on from the last checkpoint; run.workers=0 does without them."
-        ) from error
 
 
 def _check_finite(what: str, value: float, step: int) -> None:

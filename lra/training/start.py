@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from lra import config as configs
 from lra import devices, provenance
 from lra.errors import UserError
+from lra.files import write_whole
 from lra.tasks import Task
 from lra.training.checkpoint import Checkpoints
 from lra.training.state import TrainState
@@ -52,18 +54,21 @@ def check_batch(config: configs.Config) -> None:
         )
 
 
+def read_run(workdir: Path) -> dict[str, Any]:
+    """What the run's last start wrote of itself; {} if there is none, or it is damaged."""
+    try:
+        run = json.loads((workdir / RUN_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return run if isinstance(run, dict) else {}
+
+
 def check_data(workdir: Path, task: Task) -> None:
     """Refuses to go on with other data than the run began with (`UserError`).
 
     `run.data_dir` and `run.release_dir` may change, as long as they lead to the same variant.
     """
-    path = workdir / RUN_FILE
-    if not path.is_file():
-        return
-    try:
-        before = json.loads(path.read_text()).get("data")
-    except (OSError, ValueError, AttributeError):
-        return  # it is written again before the first step
+    before = read_run(workdir).get("data")
     if before not in (None, task.spec.data):
         raise UserError(
             f"{workdir} was started on other data ({before}) than it would go on with "
@@ -112,9 +117,9 @@ def announce(
         "data": task.spec.data,
     }
     path = workdir / RUN_FILE
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(facts, indent=2) + "\n")
-    temporary.replace(path)
+    begun = read_run(workdir).get("begun", []) if start else []
+    moment = {"step": start, **{k: facts[k] for k in ("command", "commit", "versions", "devices")}}
+    write_whole(path, json.dumps({**facts, "begun": [*begun, moment]}, indent=2) + "\n")
     print(f"devices: {facts['devices']}")
     print("versions: " + ", ".join(f"{k} {v}" for k, v in facts["versions"].items()))
     print(

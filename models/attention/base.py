@@ -43,7 +43,7 @@ def visible(mask: Bool[Array, "B S"], length: int, causal: bool) -> Bool[Array, 
 
 
 class ShortConv(nnx.Module):
-    """Depthwise causal convolution over positions, started at the identity.
+    """Depthwise causal convolution over positions, started at the identity plus N(0, 0.25²).
 
     y_t = Σ_{j<width} w_j ∘ x_{t−j}. It shows each position its predecessors, which lets a single
     attention layer compare a token with what came just before it (Fu et al. 2023, arXiv
@@ -59,9 +59,9 @@ class ShortConv(nnx.Module):
     def __init__(self, dim: int, width: int, *, rngs: nnx.Rngs, dtype: Any = jnp.float32):
         if width < 1:
             raise ValueError(f"a short convolution needs a width of at least 1 token, got {width}")
-        # Row 0 is the current token. The other taps start small, so that the layer starts close
-        # to one without a convolution.
-        taps = 0.02 * jax.random.normal(rngs.params(), (width, dim), jnp.float32)
+        # Row 0 is the current token. The others start large enough for what came before to be seen
+        # from the first step on.
+        taps = 0.25 * jax.random.normal(rngs.params(), (width, dim), jnp.float32)
         self.taps = nnx.Param(taps.at[0].set(1.0))
         self.width = width
         self.dtype = dtype

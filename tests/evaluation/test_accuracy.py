@@ -105,6 +105,7 @@ def model(request):
             causal=False,
             short_conv=0,
             dropout=0.5,
+            attention_dropout=0.0,
             dtype="float32",
             rngs=nnx.Rngs(params=jax.random.key(0)),
         )

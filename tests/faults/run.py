@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -39,7 +40,7 @@ RECALL = {**SMALL, "data.validation_examples": 32, "data.test_examples": 32}
 SETTINGS = {
     "recall softmax": (
         "configs/recall.py:attention=softmax",
-        {**RECALL, "attention.softmax.dropout": 0.1},
+        {**RECALL, "model.attention_dropout": 0.1},
     ),
     "recall linear": ("configs/recall.py:attention=linear", RECALL),
 }
@@ -181,18 +182,9 @@ def kills(
     return references
 
 
-def damages(
-    score: Score,
-    folder: Path,
-    reference: dict[str, object],
-    flips: int,
-    truncations: int,
-    rng: random.Random,
-) -> None:
-    """One bit flipped, or a file cut, in the newest checkpoint of a run that was stopped."""
-    name = next(iter(SETTINGS))
+def stopped_run(folder: Path, name: str) -> tuple[Path, int]:
+    """A run stopped by SIGTERM behind its first evaluation, and the step of its newest checkpoint."""
     base = folder / "stopped"
-    # Stop where at least two checkpoints stand: a signal is answered after the step under way.
     process = subprocess.Popen(
         command(name, base), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -201,10 +193,28 @@ def damages(
     process.terminate()
     process.wait()
     newest = max(int(p.name) for p in (base / "checkpoints").iterdir() if p.name.isdecimal())
-    if newest == 60:
-        sys.exit("the run ended before it was stopped")
-    reference = {key: value for key, value in reference.items() if key != "results"}
-    for number in range(flips + truncations):
+    if newest == SMALL["train.steps"]:
+        sys.exit("the run ended before it could be stopped")
+    return base, newest
+
+
+def trained(workdir: Path) -> dict[str, object]:
+    """`outcome` without evaluation's results."""
+    return {key: value for key, value in outcome(workdir).items() if key != "results"}
+
+
+def damages(
+    score: Score,
+    folder: Path,
+    reference: dict[str, object],
+    flips: int,
+    cuts: int,
+    rng: random.Random,
+) -> None:
+    """One bit flipped, or a file cut, in the newest checkpoint of a run that was stopped."""
+    name = next(iter(SETTINGS))
+    base, newest = stopped_run(folder, name)
+    for number in range(flips + cuts):
         workdir = folder / f"damage-{number}"
         shutil.copytree(base, workdir)
         files = sorted(p for p in (workdir / "checkpoints" / str(newest)).rglob("*") if p.is_file())
@@ -220,10 +230,102 @@ def damages(
         path.write_bytes(data)
         done = run(command(name, workdir))
         told = f"checkpoint {newest} is damaged" in done.stderr
-        after = {key: value for key, value in outcome(workdir).items() if key != "results"}
-        lost = differing(reference, after) if not done.returncode else done.stderr
+        lost = done.stderr if done.returncode else differing(reference, trained(workdir))
         score.add(kind, told and not lost, f"{path.name}: {lost or 'not detected'}")
         shutil.rmtree(workdir)
+    full_disk(score, folder, base, reference)
+
+
+def full_disk(score: Score, folder: Path, base: Path, reference: dict[str, object]) -> None:
+    """A disk that takes no more than some kilobytes a file, then one that has room again."""
+    name, workdir = next(iter(SETTINGS)), folder / "full"
+    shutil.copytree(base, workdir)
+    limited = subprocess.run(
+        command(name, workdir),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000)),
+    )
+    told = limited.returncode == 2 and "could not be written" in limited.stderr
+    done = run(command(name, workdir))
+    lost = done.stderr if done.returncode else differing(reference, trained(workdir))
+    score.add(
+        "a checkpoint that the disk has no room for", told and not lost, lost or limited.stderr
+    )
+    shutil.rmtree(workdir)
+
+
+def dead_worker(score: Score, folder: Path, reference: dict[str, object]) -> None:
+    """One of the processes that prepare batches dies; the same command goes on."""
+    name, workdir = next(iter(SETTINGS)), folder / "worker"
+    process = subprocess.Popen(
+        command(name, workdir, workers=2),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    victims: list[int] = []
+    while process.poll() is None and not victims:
+        time.sleep(0.05)
+        if (workdir / "checkpoints" / "7" / "manifest.json").exists():
+            listing = subprocess.run(
+                ["pgrep", "-P", str(process.pid), "-f", "spawn_main"],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            victims = [int(pid) for pid in listing.stdout.split()]
+    if victims:
+        os.kill(victims[0], signal.SIGKILL)
+    _, errors = process.communicate()
+    # Batches that were ready may have been enough: then nothing was lost and nothing is told.
+    told = process.returncode == 0 or "processes that prepare batches failed" in errors
+    done = run(command(name, workdir))
+    lost = done.stderr if done.returncode else differing(reference, trained(workdir))
+    score.add("a worker process killed", told and not lost, lost or errors)
+    shutil.rmtree(workdir)
+
+
+def tree_bytes(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def commands_killed(score: Score, folder: Path, rounds: int, rng: random.Random) -> None:
+    """SIGKILL while data are prepared, and while a report is written."""
+    results = sorted(p.parent for p in folder.glob("reference*/results.jsonl"))
+
+    def prepare(out: Path) -> list[str]:
+        return [
+            sys.executable, "-m", "lra.tasks.listops", "--config=short", f"--data_dir={out}", "--workers=2"
+        ]  # fmt: skip
+
+    def report(out: Path) -> list[str]:
+        return [sys.executable, "-m", "lra.report", *map(str, results), f"--out={out}"]
+
+    for kind, make in (("preparing data", prepare), ("writing a report", report)):
+        whole = folder / kind.replace(" ", "-")
+        began = time.monotonic()
+        if run(make(whole)).returncode:
+            sys.exit(f"{kind} failed undisturbed")
+        seconds, expected = time.monotonic() - began, tree_bytes(whole)
+        for number in range(rounds):
+            out = folder / f"{whole.name}-{number}"
+            for _ in range(3):
+                run_and_kill(make(out), rng.uniform(0.2, 0.95) * seconds)
+            done = run(make(out))
+            found = {k: v for k, v in tree_bytes(out).items() if not k.endswith(".tmp")}
+            score.add(
+                f"SIGKILL while {kind}", not done.returncode and found == expected, done.stderr
+            )
+            shutil.rmtree(out)
 
 
 def main() -> None:
@@ -244,7 +346,11 @@ def main() -> None:
         folder = args.keep or Path(temporary)
         references = kills(score, folder, args.rounds, rng)
         first = references[next(iter(SETTINGS))]
-        damages(score, folder, first, args.flips, args.truncations, rng)
+        if args.flips or args.truncations:
+            damages(score, folder, {k: v for k, v in first.items() if k != "results"},
+                    args.flips, args.truncations, rng)  # fmt: skip
+        dead_worker(score, folder, {k: v for k, v in first.items() if k != "results"})
+        commands_killed(score, folder, max(args.rounds // 4, 1), rng)
     print(score.table())
     sys.exit(1 if score.lost else 0)
 

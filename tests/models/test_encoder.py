@@ -26,7 +26,7 @@ def make(seed=0, **changes):
         "attention": "linear/softmax", "mechanisms": {}, "num_layers": 2, "dim": 8,
         "num_heads": 2, "qkv_dim": 0, "mlp_dim": 12, "head_dim": 6, "match": "concat",
         "positions": "sinusoidal", "pool": "mean", "causal": False, "short_conv": 0,
-        "dropout": 0.0, "dtype": "float32",
+        "dropout": 0.0, "attention_dropout": 0.0, "dtype": "float32",
     }  # fmt: skip
     return Transformer(**{**settings, **changes}, rngs=nnx.Rngs(seed))
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lra.errors import UserError
+from lra.training import checkpoint as checkpoint_module
 from lra.training.checkpoint import FOLDER, Checkpoints
 
 
@@ -110,3 +111,23 @@ def test_a_step_that_is_not_there_is_named(checkpoints):
     checkpoints.save(1, tree(), None)
     with pytest.raises(UserError, match="9"):
         checkpoints.restore(9, tree())
+
+
+def test_a_kill_in_the_middle_of_the_first_save_leaves_nothing_in_the_way(tmp_path, monkeypatch):
+    first = Checkpoints(tmp_path)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint_module, "_file_hashes", killed)
+    with pytest.raises(KeyboardInterrupt):
+        first.save(1, tree(), None)
+    monkeypatch.undo()
+    assert (tmp_path / "checkpoints" / "1").is_dir()
+    assert Checkpoints(tmp_path, read_only=True).rejected == {}
+    again = Checkpoints(tmp_path)
+    assert again.latest is None
+    again.save(1, tree(), None)
+    assert again.latest == 1
+    again.close()
+    first.close()

@@ -85,6 +85,7 @@ def test_decay_mask_of_a_model_with_every_kind_of_parameter():
         causal=False,
         short_conv=2,
         dropout=0.0,
+        attention_dropout=0.0,
         dtype="float32",
         rngs=nnx.Rngs(params=jax.random.key(0)),
     )

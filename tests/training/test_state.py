@@ -35,6 +35,7 @@ def model():
         causal=False,
         short_conv=0,
         dropout=0.1,
+        attention_dropout=0.0,
         dtype="float32",
         rngs=nnx.Rngs(params=jax.random.key(0)),
     )

@@ -36,6 +36,7 @@ def make_model(kind="tag", *, dropout=0.0, pool="mean"):
         causal=False,
         short_conv=0,
         dropout=dropout,
+        attention_dropout=0.0,
         dtype="float32",
         rngs=nnx.Rngs(params=jax.random.key(3)),
     )
