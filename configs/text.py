@@ -27,9 +27,9 @@ def _tiny(config: Config) -> None:
     config.data.length = 1024
     config.model.update({"num_layers": 2, "dim": 128, "num_heads": 4})
     config.model.update({"mlp_dim": 256, "head_dim": 128})
-    config.model.update({"pool": "mean", "positions": "sinusoidal", "dropout": 0.1})
+    config.model.update({"pool": "mean", "positions": "none", "short_conv": 4, "dropout": 0.0})
     config.optim.update({"schedule": "constant", "learning_rate": 1e-3, "warmup_steps": 100})
-    config.train.update({"steps": 2000, "batch_size": 16, "eval_every": 100, "eval_examples": 1000})
+    config.train.update({"steps": 1500, "batch_size": 16, "eval_every": 150, "eval_examples": 1000})
 
 
 #: What each size sets.
