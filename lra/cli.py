@@ -38,15 +38,15 @@ def _keys(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _load(path: str) -> Any:
-    """What a config file's `get_config` returns, for messages and help."""
+def _load(path: str) -> tuple[Any, str | None]:
+    """What a config file's `get_config` returns, and the file's docstring, for messages and help."""
     name, _, arg = path.partition(":")
     spec = importlib.util.spec_from_file_location("_config", name)
     if spec is None or spec.loader is None:
         raise OSError(f"{name} is no Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.get_config(arg or None)
+    return module.get_config(arg or None), module.__doc__
 
 
 def _given(argv: list[str], flag: str) -> str | None:
@@ -63,6 +63,10 @@ def _check_config(argv: list[str]) -> None:
     """Says what is wrong with `--config` and its overrides before absl meets them (`UserError`)."""
     path = _given(argv, "config")
     if path is None:
+        if any(word.startswith("--config.") for word in argv):
+            raise UserError(
+                "--config=configs/<task>.py must stand before the keys it has; see --help"
+            )
         return
     file = path.partition(":")[0]
     if not Path(file).is_file():
@@ -70,10 +74,18 @@ def _check_config(argv: list[str]) -> None:
         hint = suggest(file, map(str, folder.glob("*.py")))
         raise UserError(f"--config: there is no file {file}.{hint}")
     try:
-        config = _load(path)
+        config, _ = _load(path)
     except Exception as error:
         raise UserError(f"--config={path}: {error}") from error
     known = dict(_keys(config))
+    first = next(i for i, word in enumerate(argv) if word.lstrip("-").partition("=")[0] == "config")
+    for word in argv:
+        name = word.lstrip("-").partition("=")[0]
+        if word.startswith("-") and name in known:
+            raise UserError(f"unknown flag --{name}. Did you mean --config.{name}?")
+    for word in argv[:first]:
+        if word.startswith(("--config.", "--noconfig.")):
+            raise UserError(f"--config={path} must stand before {word}")
     sections = {name.rpartition(".")[0] for name in known}
     for word in argv:
         name = word.lstrip("-").partition("=")[0]
@@ -116,8 +128,9 @@ def _help(argv: list[str]) -> None:
         print("\nAdd --config=configs/<task>.py to see every key of that config with its default.")
     if path is not None:
         _check_config(argv)
+        print(f"\n{path.partition(':')[0]}: {(_load(path)[1] or '').strip()}")
         print(f"\nKeys of {path} (explained in configs/common.py and in the file):")
-        for name, value in _keys(_load(path)):
+        for name, value in _keys(_load(path)[0]):
             print(f"  --config.{name}={value!r}")
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from lra.devices import put_batch
 from lra.pipeline import eval_batches, guarded
 from lra.progress import Progress
-from lra.tasks import Task
+from lra.tasks import IGNORE, Task
 from lra.training.step import MODEL_KEYS
 
 
@@ -27,12 +27,14 @@ class Examples:
         loss: cross-entropy, nats.
         correct: labels answered rightly.
         weight: labels that count.
+        constant: labels that one constant answer would get right.
         length: true length before truncation, in tokens.
     """
 
     loss: Float[np.ndarray, "N"]
     correct: Float[np.ndarray, "N"]
     weight: Float[np.ndarray, "N"]
+    constant: Float[np.ndarray, "N"]
     length: Int[np.ndarray, "N"]
 
     def between(self, low: int, high: int | None) -> Examples:
@@ -40,7 +42,7 @@ class Examples:
         keep = self.length >= low
         if high is not None:
             keep &= self.length < high
-        return Examples(self.loss[keep], self.correct[keep], self.weight[keep], self.length[keep])
+        return Examples(**{field: values[keep] for field, values in vars(self).items()})
 
 
 def summarise(examples: Examples) -> dict[str, Any]:
@@ -51,8 +53,8 @@ def summarise(examples: Examples) -> dict[str, Any]:
     For one label an example that is √(p(1 − p)/n).
 
     Returns:
-        `n` examples, `labels` that count, and `accuracy`, `accuracy_se`, `loss` (nats a label), which
-        are None where nothing counts.
+        `n` examples, `labels` that count, and `accuracy`, `accuracy_se` and `loss` (nats a label),
+        which are None where nothing counts.
     """
     labels = examples.weight.sum()
     counts: dict[str, Any] = {"n": len(examples.weight), "labels": int(labels)}
@@ -80,6 +82,7 @@ def evaluate(
     limit: int = 0,
     workers: int = 0,
     progress: str,
+    constant: int | None = None,
 ) -> Examples:
     """Runs a model over a split.
 
@@ -94,6 +97,7 @@ def evaluate(
         limit: only the first examples; 0 for all.
         workers: processes that prepare batches.
         progress: what the line of progress calls this.
+        constant: the label of a constant answer that is scored beside the model; None: none is.
 
     Raises:
         ValueError: if the split is empty.
@@ -114,6 +118,9 @@ def evaluate(
         for batch in guarded(batches, workers):
             device_batch = put_batch({k: batch[k] for k in MODEL_KEYS}, mesh)
             sums = jax.device_get(eval_step(params, buffers, device_batch))
+            # A label that there is none of stands for no constant answer: it is right nowhere.
+            hits = batch["weight"] * (batch["label"] == (IGNORE if constant is None else constant))
+            sums["constant"] = hits.reshape(len(hits), -1).sum(-1)
             parts.append({**sums, **{k: np.array(batch[k]) for k in ("length", "valid")}})
             bar.update()
     joined = {k: np.concatenate([part[k] for part in parts]) for k in parts[0]}
@@ -122,5 +129,6 @@ def evaluate(
         loss=joined["loss"][valid].astype(np.float64),
         correct=joined["correct"][valid].astype(np.float64),
         weight=joined["weight"][valid].astype(np.float64),
+        constant=joined["constant"][valid].astype(np.float64),
         length=joined["length"][valid],
     )

@@ -17,7 +17,7 @@ from lra.evaluation.accuracy import Examples, evaluate, summarise
 from lra.jsonl import read_rows, write_rows
 from lra.lock import lock
 from lra.seeds import named_key
-from lra.tasks.baselines import majority_accuracy
+from lra.tasks.baselines import majority_label
 from lra.training.checkpoint import FOLDER, Checkpoints
 from lra.training.start import check_data, read_run
 from lra.training.state import count_parameters, split_model
@@ -96,21 +96,23 @@ def evaluate_run(
     rows: list[dict[str, Any]] = []
 
     def row(view: str, length: int, edges: list[int | None] | None, examples: Examples) -> None:
-        spec = tasks[length].spec
+        spec, measured = tasks[length].spec, summarise(examples)
+        labels = measured["labels"]
         rows.append(
             {
                 **common,
                 "view": view,
                 "eval_length": length,
                 "bin": edges,
-                **summarise(examples),
+                **measured,
+                "majority": float(examples.constant.sum()) / labels if labels else None,
                 "chance": spec.chance,
-                "majority": majorities[length],
                 "data": spec.data,
             }
         )
 
-    majorities: dict[int, float] = {}
+    with user_errors():
+        constant = majority_label(task)
     for length in lengths:
         with user_errors():
             total = len(tasks[length].source(split))
@@ -126,9 +128,8 @@ def evaluate_run(
             batch_size=batch_size_at(config, length),
             workers=config.run.workers,
             progress=f"{split} at length {length}",
+            constant=constant,
         )
-        with user_errors():
-            majorities[length] = majority_accuracy(tasks[length], split)
         row("length", length, None, examples)
         if length == config.data.length and config.eval.bins:
             edges = [0, *config.eval.bins, None]

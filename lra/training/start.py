@@ -35,6 +35,11 @@ def settle(given: configs.Config, workdir: Path) -> configs.Config:
     now.pop("run")
     if now["train"]["steps"] > before["train"]["steps"]:
         before["train"]["steps"] = now["train"]["steps"]
+    if now["task"] != before["task"]:
+        raise UserError(
+            f"{workdir} was started on task {before['task']!r}, not {now['task']!r}; "
+            "use another --workdir"
+        )
     if lines := configs.differences(before, now):
         raise UserError(
             f"{workdir} was started with another config ({'; '.join(lines)}). "

@@ -19,6 +19,7 @@ def examples(correct, weight, loss=None, length=None):
         loss=np.asarray(loss if loss is not None else np.ones(number), np.float64),
         correct=np.asarray(correct, np.float64),
         weight=np.asarray(weight, np.float64),
+        constant=np.zeros(number, np.float64),
         length=np.asarray(length if length is not None else np.ones(number), np.int32),
     )
 

@@ -3,10 +3,11 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from lra.tasks import SPLITS, TASKS, make_task
-from lra.tasks.baselines import majority_accuracy
+from lra.tasks.baselines import majority_label
 from lra.tasks.spec import IGNORE, TaskSpec
 
 
@@ -77,29 +78,22 @@ class _Labels:
 
 
 def test_majority_label_is_that_of_train():
-    # Label 0 is most frequent in test; train's majority, 2, stands once in four.
     task = _Labels("classify", {"train": [2, 0, 2], "test": [0, 0, 2, 1]})
-    assert majority_accuracy(task, "test") == 0.25
-    assert majority_accuracy(task, "train") == 2 / 3
-    # The first two train labels tie (the smaller wins); of the first two test labels both are 0.
-    assert majority_accuracy(task, "test", limit=2) == 1.0
-    assert majority_accuracy(task, "test", limit=0) == 0.25
+    assert majority_label(task) == majority_label(task, limit=0) == 2
+    # The first two train labels tie: the smaller wins.
+    assert majority_label(task, limit=2) == 0
 
 
 def test_majority_counts_labelled_positions():
-    import numpy as np
-
     rows = [np.array([IGNORE, 1, IGNORE, 1]), np.array([IGNORE, IGNORE, IGNORE, 2])]
-    task = _Labels("tag", {"train": rows, "test": rows})
-    assert majority_accuracy(task, "test") == 2 / 3
+    assert majority_label(_Labels("tag", {"train": rows})) == 1
 
 
 def test_majority_refuses_bad_limit_and_no_labels():
-    task = _Labels("classify", {"train": [1], "test": []})
     with pytest.raises(ValueError, match=r"limit.*-1"):
-        majority_accuracy(task, "train", limit=-1)
-    with pytest.raises(ValueError, match="'test' of task 'labels' has no labels"):
-        majority_accuracy(task, "test")
+        majority_label(_Labels("classify", {"train": [1]}), limit=-1)
+    with pytest.raises(ValueError, match="the train split of task 'labels' has no labels"):
+        majority_label(_Labels("classify", {"train": []}))
 
 
 def test_splits_are_named_once():

@@ -1,6 +1,7 @@
 """The seven-point contract, for every entry of the registry, forward and gradients."""
 
 import dataclasses
+import math
 import re
 
 import jax
@@ -26,7 +27,7 @@ def make(name, causal, length=64, dtype=jnp.float32, **own):
             rngs=nnx.Rngs(0), dtype=dtype, **own,
         )  # fmt: skip
     except ValueError as error:
-        if causal:
+        if causal and "causal" in str(error):
             pytest.skip(f"refuses to be causal: {error}")
         raise
 
@@ -303,8 +304,8 @@ class TestMemory:
             for dims in re.findall(r"\b(?:f|bf|s|u|pred)\d*\[([\d,]*)\]", compiled.as_text())
         }
         assert any(length in shape for shape in shapes), "the pattern no longer reads the program"
-        square = [shape for shape in shapes if sum(n >= length for n in shape) > 1]
-        assert not square
+        # By size, so that a square that was reshaped or cut into blocks is found too.
+        assert not [shape for shape in shapes if math.prod(shape) >= length**2]
 
 
 class TestForms:
