@@ -31,7 +31,7 @@ def main() -> None:
     from lra.evaluation.run import RESULTS_FILE, evaluate_run
     from lra.report import text_tables
 
-    workdir = Path(_WORKDIR.value or "")
+    workdir = Path(_WORKDIR.value or "").expanduser()
     try:
         lengths = [int(text) for text in _LENGTHS.value]
     except ValueError:

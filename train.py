@@ -30,7 +30,7 @@ def main() -> None:
     """Trains the run that the flags describe."""
     from lra.training.loop import train
 
-    train(_CONFIG.value, Path(_WORKDIR.value or ""))
+    train(_CONFIG.value, Path(_WORKDIR.value or "").expanduser())
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import difflib
 import importlib.util
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -173,6 +174,15 @@ def run(main: Callable[[], None], *, required: tuple[str, ...]) -> None:
         except (UserError, OSError) as error:
             # A full or read-only disk, wherever it shows: the message names the file.
             _fail(str(error))
+        except RuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            _fail(
+                "the device has too little memory: lower train.batch_size or eval.batch_size, raise "
+                f"train.accumulate, or make the model or data.length smaller ({str(error)[:200]})"
+            )
 
+    # Until something holds work that is worth saving, Ctrl-C simply ends the process.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     logging.set_verbosity(logging.WARNING)
     app.run(guarded, flags_parser=parse)

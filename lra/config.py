@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,9 @@ def resolve(config: Config) -> Config:
         value = config[section][key]
         if value < least:
             raise UserError(f"{section}.{key} must be at least {least}, got {value}")
+    for name, value in config.optim.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"optim.{name} must be finite, got {value}")
     if not 0 <= config.seed < 2**32:
         raise UserError(f"seed must be at least 0 and less than 2^32, got {config.seed}")
     if not config.optim.learning_rate > 0:

@@ -31,6 +31,12 @@ def select(platform: str, *, x64: bool = False) -> None:
     """
     jax.config.update("jax_enable_x64", x64)
     if not platform:
+        try:
+            jax.devices()
+        except (RuntimeError, AssertionError) as error:
+            raise UserError(
+                f"JAX finds no device ({error}); is JAX_PLATFORMS set to something that is not here?"
+            ) from error
         return
     if platform not in PLATFORMS:
         raise UserError(

@@ -19,6 +19,6 @@ def user_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, TypeError, KeyError, OSError) as error:
+    except (ValueError, TypeError, KeyError, OSError, RuntimeError) as error:
         text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
         raise UserError(" ".join(text.split())) from error

@@ -16,10 +16,10 @@ Each host builds its own rows and no others.
 """
 
 import dataclasses
+import multiprocessing
 import os
 import signal
 import threading
-import time
 import zlib
 from collections.abc import Iterator, Sequence
 
@@ -276,11 +276,11 @@ def _begin_worker(index: int, count: int) -> None:
     """
     del index, count
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = os.getppid()
+    parent = multiprocessing.parent_process()
 
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=follow, daemon=True).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -115,8 +116,8 @@ def evaluate_run(
         constant = majority_label(task)
     for length in lengths:
         with user_errors():
-            total = len(tasks[length].source(split))
-            if not total:
+            source = tasks[length].source(split)
+            if not len(source):
                 raise UserError(f"task {config.task}: the {split} split is empty")
         examples = evaluate(
             eval_step,
@@ -148,6 +149,9 @@ def _load(workdir: Path, kind: str, like: dict[str, Any]) -> tuple[int, dict[str
     tries = 3
     for attempt in range(tries):
         checkpoints = Checkpoints(workdir, read_only=True)
+        if checkpoints.rejected and attempt < tries - 1:
+            time.sleep(1)  # beside a run that is training, what looks damaged may be on its way out
+            continue
         if checkpoints.rejected:
             told = "; ".join(f"checkpoint {s}: {why}" for s, why in checkpoints.rejected.items())
             raise UserError(

@@ -107,10 +107,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _parser().parse_args(argv)
     try:
-        directory = prepare(args.config, args.data_dir, args.workers, args.seed)
-        task = ListOps(1, data_dir=args.data_dir, variant=args.config, data_seed=args.seed)
+        directory = prepare(args.config, args.data_dir or None, args.workers, args.seed)
+        task = ListOps(1, data_dir=args.data_dir or None, variant=args.config, data_seed=args.seed)
         table = statistics(task)
-    except (OSError, ValueError, UserError) as error:
+    except (OSError, ValueError, RuntimeError, UserError) as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
     except KeyboardInterrupt:

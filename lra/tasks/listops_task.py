@@ -140,8 +140,11 @@ class ListOps:
         find_variant(variant)
         if data_seed < 0:
             raise ValueError(f"data_seed must not be negative, got {data_seed}")
-        if variant != "default":
-            release_dir = None
+        if variant != "default" and release_dir is not None:
+            raise ValueError(
+                f"the LRA release has the variant 'default' alone, got variant {variant!r} with "
+                f"release_dir {release_dir!r}"
+            )
         self._data = _Data(variant, data_seed, data_dir, release_dir)
         generated = f"listops/{variant}:{VERSION}, generated (seed {data_seed})"
         self.spec = TaskSpec(

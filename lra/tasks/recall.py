@@ -174,7 +174,7 @@ class Recall:
             max_length=length,
             pad_id=0,
             chance=1 / num_pairs,
-            data=f"generated, {num_pairs} pairs, {filler} filler, power {power:g}",
+            data=f"generated, vocabulary {vocab_size}, {num_pairs} pairs, {filler} filler, power {power:g}",
         )
 
     def source(self, split: str) -> _RecallSource:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -82,7 +83,8 @@ def damage(folder: Path) -> str | None:
         if found[name] != expected:
             what = "size" if found[name][0] != expected[0] else "contents"
             return f"the {what} of its file {name} changed after it was saved"
-    return None if stored.keys() == found.keys() else f"its {MANIFEST} is damaged"
+    # A file that somebody else put there (a file manager's, a network file system's) harms nothing.
+    return None
 
 
 class Checkpoints:
@@ -107,6 +109,7 @@ class Checkpoints:
         self._aside = (workdir / ASIDE).resolve()
         self._steps: list[int] = []
         self._checkpointer: Any = None
+        self._failed = False
         #: Why checkpoints that are there are not used, by step.
         self.rejected: dict[int, str] = {}
         unfinished = self._unfinished()
@@ -118,7 +121,7 @@ class Checkpoints:
                     shutil.rmtree(folder)
             elif (reason := damage(folder)) is None:
                 self._steps.append(step)
-            else:
+            elif folder.is_dir():  # else the run that it belongs to has just dropped it
                 self.rejected[step] = reason
         if not read_only:
             self._set_aside(self.rejected)
@@ -210,6 +213,7 @@ class Checkpoints:
             (self._folder / SAVING).unlink()
         # orbax and tensorstore report a full or read-only disk as errors of many types.
         except Exception as error:
+            self._failed = True
             raise UserError(
                 f"the checkpoint of step {step} could not be written to {self._folder}: {error}. "
                 "Checkpoints before it are whole; make room and run the same command again."
@@ -271,4 +275,6 @@ class Checkpoints:
     def close(self) -> None:
         """Ends orbax's threads."""
         if self._checkpointer is not None:
-            self._checkpointer.close()
+            # After a failed save orbax raises its error once more here, in place of ours.
+            with contextlib.suppress(*[Exception] if self._failed else []):
+                self._checkpointer.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -74,8 +75,10 @@ def _train(given: configs.Config, workdir: Path) -> None:
         check_batch(config)
         check_data(workdir, task)
         for split in ("train", "validation"):
-            if not len(task.source(split)):
+            source = task.source(split)
+            if not len(source):
                 raise UserError(f"task {config.task}: the {split} split is empty")
+            source[0]  # what cannot be read or generated is told before the work begins
     mesh = devices.data_mesh()
     graph, params, buffers = split_model(model)
     fresh = jax.device_put(initial_state(params, buffers, optimizer), devices.replicated(mesh))
@@ -94,7 +97,9 @@ def _train(given: configs.Config, workdir: Path) -> None:
                 config, task, graph, optimizer, schedule, state, start, mesh, checkpoints, writer, stop
             )  # fmt: skip
         write_whole(finished, json.dumps({"steps": last}) + "\n")
-    print(f"done: {last} steps; evaluate with: python eval.py --workdir={workdir}")
+    print(
+        f"done: {last} steps; evaluate with: python eval.py --workdir={shlex.quote(str(workdir))}"
+    )
 
 
 def _steps(

@@ -101,6 +101,9 @@ def restore(fresh: TrainState, checkpoints: Checkpoints, init_from: str) -> tupl
         return 0, fresh
     configs.read_config(Path(init_from))
     other = Checkpoints(Path(init_from), read_only=True)
+    if other.rejected:
+        told = "; ".join(f"checkpoint {step}: {why}" for step, why in other.rejected.items())
+        raise UserError(f"init_from={init_from} has damaged checkpoints ({told})")
     best = other.latest if other.best is None else other.best
     if best is None:
         raise UserError(f"init_from={init_from} holds no checkpoint")

@@ -23,7 +23,7 @@ class MetricWriter:
     def __init__(self, workdir: Path, *, step: int, tensorboard: bool):
         path = workdir / METRICS_FILE
         if path.exists():
-            write_rows(path, [row for row in read_rows(path) if row.get("step", step + 1) <= step])
+            write_rows(path, [row for row in read_rows(path) if row.get("step") in range(step + 1)])
         self._file = path.open("a", encoding="utf-8")
         self._board = None
         if tensorboard:

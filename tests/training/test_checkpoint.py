@@ -131,3 +131,9 @@ def test_a_kill_in_the_middle_of_the_first_save_leaves_nothing_in_the_way(tmp_pa
     assert again.latest == 1
     again.close()
     first.close()
+
+
+def test_a_file_that_somebody_put_there_is_no_damage(checkpoints, tmp_path):
+    checkpoints.save(1, tree(), None)
+    (tmp_path / FOLDER / "1" / ".DS_Store").write_text("x")
+    assert Checkpoints(tmp_path, read_only=True).rejected == {}
