@@ -89,7 +89,7 @@ def test_numbers_have_a_lower_end(key):
 def test_values_out_of_range_are_refused():
     refused("seed must be at least 0 and less than 2\\^32, got -1", seed=-1)
     refused("learning_rate must be above 0", optim__learning_rate=0.0)
-    refused("learning_rate must be above 0", optim__learning_rate=float("nan"))
+    refused("learning_rate must be finite, got nan", optim__learning_rate=float("nan"))
     refused(r"optim\.b2 must be in \[0, 1\), got 1\.0", optim__b2=1.0)
     refused("eval.bins must be rising", eval__bins=(5, 3))
     refused("eval.bins must be different whole numbers of at least 1", eval__bins=(0, 3))

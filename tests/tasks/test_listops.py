@@ -33,6 +33,13 @@ from lra.tasks.listops import (
 )
 from lra.tasks.listops_trees import content_hash, draw_block, split_of
 
+
+def constant_accuracy(task, split):
+    """Of always answering the most frequent train label."""
+    source, label = task.source(split), majority_label(task)
+    return sum(source[i]["label"] == label for i in range(len(source))) / len(source)
+
+
 ROOT = Path(__file__).parents[2]
 #: Real lengths, few trees, many blocks: drawing takes about a second.
 LONG = Variant("long", 500, 2000, 10, 10, 1000, 40, 40, block=128)
@@ -89,12 +96,6 @@ def data_dir(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def constant_accuracy(task, split):
-    """Of always answering the most frequent train label."""
-    source, label = task.source(split), majority_label(task)
-    return sum(source[i]["label"] == label for i in range(len(source))) / len(source)
-
-
 def test_trees_follow_the_grammar_and_have_their_values(name):
     variant = dataclasses.replace(VARIANTS[name], block=200)
     trees = draw_block(variant, 0, 0)
