@@ -37,18 +37,27 @@ SMALL = {
     "run.platform": "cpu",
 }
 RECALL = {**SMALL, "data.validation_examples": 32, "data.test_examples": 32}
+LISTOPS = {**SMALL, "model.num_heads": 2, "model.mlp_dim": 32, "train.eval_examples": 64}
+WEIGHTS = {"model.attention_dropout": 0.1}
 SETTINGS = {
-    "recall softmax": (
-        "configs/recall.py:attention=softmax",
-        {**RECALL, "model.attention_dropout": 0.1},
-    ),
+    "recall softmax": ("configs/recall.py:attention=softmax", {**RECALL, **WEIGHTS}),
     "recall linear": ("configs/recall.py:attention=linear", RECALL),
+    "listops softmax": ("configs/listops.py:size=tiny,attention=softmax", {**LISTOPS, **WEIGHTS}),
+    "listops linear": ("configs/listops.py:size=tiny,attention=linear", LISTOPS),
 }
 
 
+def prepare(data: Path) -> list[str]:
+    """The command line that generates and packs short ListOps trees."""
+    return [
+        sys.executable, "-m", "lra.tasks.listops", "--config=short", f"--data_dir={data}", "--workers=2"
+    ]  # fmt: skip
+
+
 def command(name: str, workdir: Path, **run: object) -> list[str]:
-    """The command line that trains a setting."""
+    """The command line that trains a setting; prepared data stand beside the workdir."""
     config, values = SETTINGS[name]
+    run = {"data_dir": workdir.parent / "data", **run}
     flags = {**values, **{f"run.{key}": value for key, value in run.items()}}
     return [
         sys.executable, "train.py", f"--config={config}", f"--workdir={workdir}",
@@ -57,7 +66,11 @@ def command(name: str, workdir: Path, **run: object) -> list[str]:
 
 
 def evaluation(workdir: Path) -> list[str]:
-    return [sys.executable, "eval.py", f"--workdir={workdir}", "--lengths=64,96"]
+    """The command line that evaluates a run at its own length and at a greater one."""
+    config = json.loads((workdir / "config.json").read_text())
+    return [
+        sys.executable, "eval.py", f"--workdir={workdir}", f"--lengths={config['data']['length']},128"
+    ]  # fmt: skip
 
 
 def run(args: list[str]) -> subprocess.CompletedProcess[str]:
@@ -302,11 +315,6 @@ def commands_killed(score: Score, folder: Path, rounds: int, rng: random.Random)
     """SIGKILL while data are prepared, and while a report is written."""
     results = sorted(p.parent for p in folder.glob("reference*/results.jsonl"))
 
-    def prepare(out: Path) -> list[str]:
-        return [
-            sys.executable, "-m", "lra.tasks.listops", "--config=short", f"--data_dir={out}", "--workers=2"
-        ]  # fmt: skip
-
     def report(out: Path) -> list[str]:
         return [sys.executable, "-m", "lra.report", *map(str, results), f"--out={out}"]
 
@@ -344,6 +352,9 @@ def main() -> None:
     rng, score = random.Random(args.seed), Score()
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
+        done = run(prepare(folder / "data"))
+        if done.returncode:
+            sys.exit(f"the data could not be prepared:\n{done.stderr}")
         references = kills(score, folder, args.rounds, rng)
         first = references[next(iter(SETTINGS))]
         if args.flips or args.truncations:
