@@ -1,6 +1,9 @@
-# make quickstart | test | lint | faults | setup   (PYTHON=python3.12 chooses the interpreter)
+# make quickstart | test | lint | faults | setup
+#   PYTHON=python3.12      another interpreter, in an environment of its own
+#   PIP=-cconstraints.txt  the versions behind the published tables instead of the newest
 PYTHON ?= python3
-VENV ?= .venv
+PIP ?=
+VENV ?= .venv$(patsubst %,-%,$(filter-out python3,$(notdir $(PYTHON))))
 RUNS ?= runs/quickstart
 LENGTHS ?= 64,128,256,512,1024
 
@@ -15,7 +18,7 @@ setup: $(STAMP)
 $(STAMP): requirements.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else "Python 3.11 or newer is needed, $(PYTHON) is %d.%d: make PYTHON=python3.12 …" % v)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt $(PIP)
 	@touch $@
 
 # Softmax and linear attention on associative recall: trained at 64 tokens, tested up to 1024.
@@ -39,4 +42,4 @@ lint: setup
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* .pytest_cache .ruff_cache

@@ -1,11 +1,7 @@
 """The training loop as a user meets it: what a run leaves, what a restart gives, what is refused."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -81,19 +77,6 @@ def bits(state):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)]
 
 
-FOUR_DEVICES = """
-import json, sys
-from pathlib import Path
-import jax
-from configs import recall
-from lra.training.loop import train
-config = recall.get_config("attention=linear")
-config.update_from_flattened_dict(json.loads(sys.argv[2]))
-assert jax.device_count() == 4
-train(config, Path(sys.argv[1]))
-"""
-
-
 @pytest.fixture(scope="module", autouse=True)
 def compile_once(tmp_path_factory):
     """Runs of the same config share their compiled programs: compiling is most of their time."""
@@ -111,24 +94,7 @@ def compile_once(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def four_devices(tmp_path_factory):
-    """The same run, dropout included, begun early in a process that sees four devices."""
-    workdir = tmp_path_factory.mktemp("four")
-    flags = "--xla_force_host_platform_device_count=4"
-    with subprocess.Popen(
-        [sys.executable, "-c", FOUR_DEVICES, str(workdir), json.dumps(SMALL)],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        yield process, workdir
-        process.kill()
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory, four_devices):
+def whole(tmp_path_factory):
     """A run of four steps that nothing interrupts."""
     workdir = tmp_path_factory.mktemp("whole")
     train(small(), workdir)
@@ -211,17 +177,6 @@ def test_the_same_command_on_a_finished_run_changes_nothing(whole, capsys):
     train(small(), whole)
     assert metrics(whole) == before
     assert "has finished its 4 steps" in capsys.readouterr().out
-
-
-def test_four_devices_give_the_losses_of_one(four_devices, whole):
-    process, workdir = four_devices
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 0, output
-    one, four = metrics(whole), metrics(workdir)
-    assert len(one) == len(four) == 6
-    for a, b in zip(one, four, strict=True):
-        assert (a["step"], a["split"]) == (b["step"], b["split"])
-        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
 
 
 def test_another_config_in_the_workdir_is_refused_by_its_keys(whole):
