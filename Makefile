@@ -5,7 +5,6 @@ PYTHON ?= python3
 PIP ?=
 VENV ?= .venv$(patsubst %,-%,$(filter-out python3,$(notdir $(PYTHON))))
 RUNS ?= runs/quickstart
-LENGTHS ?= 64,128,256,512,1024
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
@@ -23,11 +22,7 @@ $(STAMP): requirements.txt
 
 # Softmax and linear attention on associative recall: trained at 64 tokens, tested up to 1024.
 quickstart: setup
-	$(BIN)/python train.py --config=configs/recall.py:attention=softmax --workdir=$(RUNS)/softmax --config.run.platform=cpu
-	$(BIN)/python train.py --config=configs/recall.py:attention=linear --workdir=$(RUNS)/linear --config.run.platform=cpu
-	$(BIN)/python eval.py --workdir=$(RUNS)/softmax --lengths=$(LENGTHS)
-	$(BIN)/python eval.py --workdir=$(RUNS)/linear --lengths=$(LENGTHS)
-	$(BIN)/python -m lra.report $(RUNS)
+	$(BIN)/python -m lra.sweep configs/sweeps/quickstart.py --workdir=$(RUNS) --run.platform=cpu
 
 test: setup
 	$(BIN)/python -m pytest -n auto

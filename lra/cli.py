@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
+from lra import lifeline
 from lra.errors import UserError
 from lra.names import suggest
 from lra.signals import Stopped
@@ -182,6 +183,7 @@ def run(main: Callable[[], None], *, required: tuple[str, ...]) -> None:
                 f"train.accumulate, or make the model or data.length smaller ({str(error)[:200]})"
             )
 
+    lifeline.watch()
     # Until something holds work that is worth saving, Ctrl-C simply ends the process.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     logging.set_verbosity(logging.WARNING)

@@ -39,27 +39,34 @@ class Progress:
                 leave=False,
             )
 
-    def update(self, note: str | None = None) -> None:
-        """One more is done.
+    @property
+    def done(self) -> int:
+        """How many are done."""
+        return self._done
+
+    def update(self, note: str | None = None, *, by: int = 1) -> None:
+        """More is done.
 
         Args:
             note: replaces the text behind the numbers.
+            by: how many more; 0 where only the note is news.
         """
-        self._done += 1
+        self._done += by
         if note is not None:
             self._note = note
         if self._bar is not None:
             if note is not None:
                 self._bar.set_postfix_str(note, refresh=False)
-            self._bar.update()
+            self._bar.update(by) if by else self._bar.refresh()
         elif (now := time.monotonic()) - self._told >= INTERVAL:
             self._told = now
             rate = (self._done - self._initial) / (now - self._began)
-            left = datetime.timedelta(seconds=round((self._total - self._done) / rate))
+            speed = ""
+            if rate > 0:
+                left = datetime.timedelta(seconds=round((self._total - self._done) / rate))
+                speed = f", {rate:.2f} {self._unit}/s, {left} left"
             note = f", {self._note}" if self._note else ""
-            self.say(
-                f"{self._label} {self._done}/{self._total}, {rate:.2f} {self._unit}/s, {left} left{note}"
-            )
+            self.say(f"{self._label} {self._done}/{self._total}{speed}{note}")
 
     def say(self, line: str) -> None:
         """A line that stays."""

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from lra.report.rows import CHECKPOINTS, ReportError
-from lra.report.tables import format_text, printable
-from lra.report.write import default_out, load_tables, make_files, warn, write_files
+from lra.report.sweeps import choice_grid, missing_grid
+from lra.report.tables import aligned, format_text, printable
+from lra.report.write import default_out, load_report, make_files, warn, write_files
 
 DESCRIPTION = """\
 Turns result rows into tables and plots of accuracy against length.
@@ -82,14 +83,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     args = _parser().parse_args(argv)
     try:
-        tables, notices = load_tables(args.dirs, args.checkpoint)
-        path = write_files(make_files(tables, notices), args.out or default_out(args.dirs))
+        report = load_report(args.dirs, args.checkpoint)
+        path = write_files(make_files(report), args.out or default_out(args.dirs))
     except ReportError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
-    warn(notices)
+    warn(report.notices)
     try:
-        print("\n".join(map(format_text, tables)))
+        print("\n".join(map(format_text, report.tables)))
+        for title, grid in (
+            ("learning rates, chosen on validation", choice_grid(report.plans.choices)),
+            ("runs without a result", missing_grid(report.plans)),
+        ):
+            if len(grid) > 1:
+                print(f"{title}:\n{aligned(grid)}\n")
         print(f"report: {path}", flush=True)
     except BrokenPipeError:
         # The reader (`| head`) has seen enough; the report itself is written.

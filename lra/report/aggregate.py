@@ -5,9 +5,14 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from lra.report.rows import CHECKPOINTS, VIEWS, Row
+from lra.report.sweeps import Planned
+
+#: Config hashes of the rows that the runs of a sweep's setting gave.
+_Hashes = dict[tuple[str, int], set[str]]
 
 
 class Group(NamedTuple):
@@ -61,13 +66,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """One setting: an attention stack with its configuration, at one kind of checkpoint."""
+    """One setting: an attention stack with its configuration, at one kind of checkpoint.
+
+    Attributes:
+        params: None where no run of the setting has a result.
+        seeds: Those of its rows, and those that a sweep planned.
+    """
 
     label: str
     stack: str
     config_hash: str
     checkpoint: str
-    params: Range
+    params: Range | None
     state_floats: Range | None
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
@@ -219,8 +229,32 @@ def _notes(
     return tuple(notes)
 
 
-def _make_table(group: Group, rows: Sequence[Row]) -> Table:
-    columns = make_columns(rows)
+def _missing_notes(missing: Iterable[Planned]) -> list[str]:
+    """Why runs that a sweep planned are not in a table."""
+    told = []
+    for run in missing:
+        reason = f": {run.reason}" if run.reason else ""
+        told.append(f"{run.stack}, seed {run.seed}: {run.state}{reason} ({run.name})")
+    return told
+
+
+def _make_table(
+    group: Group, rows: Sequence[Row], planned: Sequence[Planned], hashes_of: _Hashes
+) -> Table:
+    columns = make_columns(rows) or tuple(
+        Column(length, None, str(length))
+        for length in sorted({n for run in planned for n in run.lengths})
+    )
+    there = {Path(row.file).parent.as_posix() for row in rows}
+    missing = [run for run in planned if Path(run.folder).as_posix() not in there]
+    absent: dict[tuple[str, str, int], list[Planned]] = defaultdict(list)
+    known: dict[str, set[int]] = defaultdict(set)
+    for run in missing:
+        if run.setting in hashes_of:
+            for config_hash in hashes_of[run.setting]:
+                known[config_hash].add(run.seed)
+        else:
+            absent[(run.stack, *run.setting)].append(run)
     hashes: dict[str, set[str]] = defaultdict(set)
     settings: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for row in rows:
@@ -241,10 +275,23 @@ def _make_table(group: Group, rows: Sequence[Row]) -> Table:
                 stack=stack,
                 config_hash=config_hash,
                 checkpoint=checkpoint,
-                params=value_range(row.params for row in own) or Range(0, 0),
+                params=value_range(row.params for row in own),
                 state_floats=value_range(row.state_floats for row in own),
-                seeds=tuple(sorted({row.seed for row in own})),
+                seeds=tuple(sorted({row.seed for row in own} | known[config_hash])),
                 cells=tuple(make_cell(at[column[:2]]) for column in columns),
+            )
+        )
+    for (stack, _, _), runs in sorted(absent.items()):
+        lines.append(
+            Line(
+                label=stack,
+                stack=stack,
+                config_hash="",
+                checkpoint="best",
+                params=None,
+                state_floats=None,
+                seeds=tuple(sorted(run.seed for run in runs)),
+                cells=tuple(make_cell([]) for _ in columns),
             )
         )
     of_column = [[row for row in rows if row.column == column[:2]] for column in columns]
@@ -256,27 +303,47 @@ def _make_table(group: Group, rows: Sequence[Row]) -> Table:
         examples=examples,
         chance=tuple(value_range(row.chance for row in own) for own in of_column),
         majority=tuple(value_range(row.majority for row in own) for own in of_column),
-        notes=_notes(lines, several, examples),
+        notes=(*_notes(lines, several, examples), *_missing_notes(missing)),
         provenance=make_provenance(rows),
     )
 
 
-def make_tables(rows: Iterable[Row]) -> list[Table]:
+def make_tables(rows: Iterable[Row], planned: Iterable[Planned] = ()) -> list[Table]:
     """One table for every (task, split, view, train length, data variant).
 
     Args:
         rows: Rows without duplicates.
+        planned: Runs of sweeps that are to be tested; those without rows are shown as missing.
 
     Returns:
         The tables by task, split, train length, view and data, their lines by stack, config hash
         and checkpoint kind.
     """
     groups: dict[Group, list[Row]] = defaultdict(list)
+    hash_of: dict[str, str] = {}
     for row in rows:
         groups[Group(row.task, row.split, row.view, row.train_length, row.data)].append(row)
+        hash_of[Path(row.file).parent.as_posix()] = row.config_hash
+    plans: dict[tuple[str, str, int], list[Planned]] = defaultdict(list)
+    hashes_of: _Hashes = defaultdict(set)
+    for run in planned:
+        plans[run.task, run.split, run.train_length].append(run)
+        if own := hash_of.get(Path(run.folder).as_posix()):
+            hashes_of[run.setting].add(own)
+    tabled = {(group.task, group.split, group.train_length) for group in groups}
+    for task, split, length in plans.keys() - tabled:
+        groups[Group(task, split, "length", length, "")] = []
 
     def order(group: Group) -> tuple[object, ...]:
         view = VIEWS.index(group.view)
         return (group.task, group.split, group.train_length, view, group.data)
 
-    return [_make_table(group, groups[group]) for group in sorted(groups, key=order)]
+    return [
+        _make_table(
+            group,
+            groups[group],
+            plans[group.task, group.split, group.train_length],
+            hashes_of,
+        )
+        for group in sorted(groups, key=order)
+    ]

@@ -15,11 +15,12 @@ RESULTS_FILE = "results.jsonl"
 HOW_TO_GET_ROWS = "run eval.py --workdir=RUN first"
 
 
-def find_results(dirs: Iterable[Path], notices: list[str]) -> list[Path]:
-    """Every results.jsonl at or below `dirs`, each file once however many paths lead to it.
+def find_files(dirs: Iterable[Path], name: str, notices: list[str]) -> list[Path]:
+    """Every file of a name at or below `dirs`, each once however many paths lead to it.
 
     Args:
         dirs: Directories to search; symbolic links are followed, loops are not.
+        name: The file's name.
         notices: Receives a line for every folder that cannot be listed.
 
     Returns:
@@ -46,17 +47,18 @@ def find_results(dirs: Iterable[Path], notices: list[str]) -> list[Path]:
                 continue
             seen.add(resolved)
             subfolders.sort()
-            if RESULTS_FILE in files:
-                path = Path(folder, RESULTS_FILE)
+            if name in files:
+                path = Path(folder, name)
                 found.setdefault(path.resolve(), path)
     return list(found.values())
 
 
-def read_rows(dirs: Iterable[Path]) -> tuple[list[Row], list[str]]:
+def read_rows(dirs: Iterable[Path], *, needed: bool = True) -> tuple[list[Row], list[str]]:
     """Reads the result rows below `dirs`.
 
     Args:
         dirs: Directories to search; a run's own directory is one too.
+        needed: Whether it is an error that there are none.
 
     Returns:
         `(rows, notices)`: one row for every setting, and a line for everything left out.
@@ -67,8 +69,8 @@ def read_rows(dirs: Iterable[Path]) -> tuple[list[Row], list[str]]:
     dirs = list(dirs)
     where = ", ".join(map(str, dirs))
     notices: list[str] = []
-    paths = find_results(dirs, notices)
-    if not paths:
+    paths = find_files(dirs, RESULTS_FILE, notices)
+    if not paths and needed:
         raise ReportError(f"no {RESULTS_FILE} at or below {where}; {HOW_TO_GET_ROWS}")
     rows = []
     for path in paths:
@@ -87,7 +89,7 @@ def read_rows(dirs: Iterable[Path]) -> tuple[list[Row], list[str]]:
                 notices.append(f"{source}: line skipped: not JSON (a torn line?)")
             except ValueError as error:
                 notices.append(f"{source}: line skipped: {error}")
-    if not rows:
+    if not rows and needed:
         if notices:
             detail = f"no line holds a usable result row (first of {len(notices)}: {notices[0]})"
         else:

@@ -111,7 +111,9 @@ def provenance_lines(table: Table) -> list[str]:
     return [*found.mixed, f"commits: {commits}", f"versions: {versions or 'unknown'}"]
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def aligned(grid: Sequence[Sequence[str]]) -> str:
+    """Cells as plain text in columns, the header first."""
+    rows = [[printable(cell) for cell in row] for row in grid]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -125,7 +127,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
 def format_text(table: Table) -> str:
     """The table as aligned plain text with its caption, notes and provenance."""
     below = [*table.notes, *provenance_lines(table)]
-    parts = [title(table), caption(table), "", _aligned(grid(table))]
+    parts = [title(table), caption(table), "", aligned(grid(table))]
     return "\n".join([*(map(printable, parts[:2])), *parts[2:], *map(printable, below)]) + "\n"
 
 
@@ -154,6 +156,13 @@ def _fenced(lines: Sequence[str]) -> list[str]:
     return [fence, *map(printable, lines), fence]
 
 
+def markdown_rows(grid: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table; every cell is escaped, the header comes first."""
+    header, *body = ([escape(cell) for cell in row] for row in grid)
+    rule = [":--", *["--:"] * (len(header) - 1)]
+    return ["| " + " | ".join(row) + " |" for row in (header, rule, *body)]
+
+
 def format_markdown(table: Table, slug: str) -> str:
     """The table as a Markdown section: caption, plot, table, notes and provenance.
 
@@ -164,10 +173,8 @@ def format_markdown(table: Table, slug: str) -> str:
     Returns:
         The section, ended by a newline. Every value from a row is escaped.
     """
-    header, *body = ([escape(cell) for cell in row] for row in grid(table))
-    rule = [":--", *["--:"] * (len(header) - 1)]
     lines = [f"## {escape(title(table))}", "", escape(caption(table)), ""]
-    lines += ["| " + " | ".join(row) + " |" for row in (header, rule, *body)]
+    lines += markdown_rows(grid(table))
     lines += ["", *(f"- {escape(note)}" for note in table.notes)]
     lines += [f"- {escape(line)}" for line in provenance_lines(table)]
     lines += [f"- full precision: [CSV]({slug}.csv); plot: [SVG]({slug}.svg), [PNG]({slug}.png)"]

@@ -6,12 +6,14 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from lra.report.aggregate import Group, Table, make_tables
 from lra.report.read import read_rows
 from lra.report.rows import CHECKPOINTS, ReportError
-from lra.report.tables import escape, format_csv, format_markdown, printable
+from lra.report.sweeps import Plans, choice_grid, missing_grid, read_plans
+from lra.report.tables import escape, format_csv, format_markdown, markdown_rows, printable
 
 
 def slug(group: Group) -> str:
@@ -22,32 +24,45 @@ def slug(group: Group) -> str:
     return f"{readable}-{digest[:8]}"
 
 
-def load_tables(
-    dirs: Iterable[Path | str], checkpoint: str | None = None
-) -> tuple[list[Table], list[str]]:
+@dataclass(frozen=True)
+class Report:
+    """What a report says.
+
+    Attributes:
+        tables: Results.
+        plans: What sweeps planned and chose.
+        notices: A line for everything that was left out or is doubtful.
+    """
+
+    tables: list[Table]
+    plans: Plans
+    notices: list[str]
+
+
+def load_report(dirs: Iterable[Path | str], checkpoint: str | None = None) -> Report:
     """Reads and aggregates the rows below `dirs`.
 
     Args:
-        dirs: Directories to search for results.jsonl.
+        dirs: Directories to search for results.jsonl and sweep.json.
         checkpoint: Keep only rows of this kind, "best" or "last"; None keeps both.
-
-    Returns:
-        `(tables, notices)`, a notice for everything that was left out or is doubtful.
 
     Raises:
         ReportError: There is nothing to report.
     """
     if checkpoint not in (None, *CHECKPOINTS):
         raise ReportError(f"checkpoint is {checkpoint!r}, expected one of {', '.join(CHECKPOINTS)}")
-    rows, notices = read_rows(Path(path) for path in dirs)
+    paths = [Path(path) for path in dirs]
+    planned_notices: list[str] = []
+    plans = read_plans(paths, planned_notices)
+    rows, notices = read_rows(paths, needed=not plans.planned)
     kept = [row for row in rows if checkpoint in (None, row.checkpoint)]
-    if not kept:
+    if rows and not kept:
         other = ", ".join(sorted({row.checkpoint for row in rows}))
         raise ReportError(
             f"no row of checkpoint {checkpoint!r}, there are rows of: {other}; "
             f"leave --checkpoint out or evaluate that checkpoint with eval.py"
         )
-    return make_tables(kept), notices
+    return Report(make_tables(kept, plans.planned), plans, planned_notices + notices)
 
 
 def _encode(text: str) -> bytes:
@@ -55,21 +70,28 @@ def _encode(text: str) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
-def make_files(tables: Sequence[Table], notices: Sequence[str]) -> dict[str, bytes]:
+def _section(title: str, grid: Sequence[Sequence[str]]) -> list[str]:
+    """A section with a table, or nothing where the table has no rows."""
+    return [f"## {title}\n", "\n".join([*markdown_rows(grid), ""])] if len(grid) > 1 else []
+
+
+def make_files(report: Report) -> dict[str, bytes]:
     """The report as file name to content, report.md last because it links to the others."""
     # Only a report draws: matplotlib must not load for who prints a table.
     from lra.report.plots import render
 
     files: dict[str, bytes] = {}
     sections = ["# Accuracy against length\n"]
-    for table in tables:
+    for table in report.tables:
         name = slug(table.group)
         files[f"{name}.csv"] = _encode(format_csv(table))
         files |= {f"{name}.{kind}": image for kind, image in render(table).items()}
         sections.append(format_markdown(table, name))
-    if notices:
+    sections += _section("Learning rates, chosen on validation", choice_grid(report.plans.choices))
+    sections += _section("Runs without a result", missing_grid(report.plans))
+    if report.notices:
         sections.append("## Left out or doubtful\n")
-        sections.append("".join(f"- {escape(notice)}\n" for notice in notices))
+        sections.append("".join(f"- {escape(notice)}\n" for notice in report.notices))
     files["report.md"] = _encode("\n".join(sections))
     return files
 
@@ -133,9 +155,9 @@ def write_report(
     Raises:
         ReportError: No directory, no usable row, or `out` cannot be written.
     """
-    tables, notices = load_tables(dirs, checkpoint)
-    path = write_files(make_files(tables, notices), Path(out or default_out(dirs)))
-    warn(notices)
+    report = load_report(dirs, checkpoint)
+    path = write_files(make_files(report), Path(out or default_out(dirs)))
+    warn(report.notices)
     return path
 
 

@@ -336,6 +336,83 @@ def commands_killed(score: Score, folder: Path, rounds: int, rng: random.Random)
             shutil.rmtree(out)
 
 
+#: Twelve runs: two mechanisms, two weight decays, two seeds at the better of two rates (searched with
+#: the first of them).
+GRID = """
+from lra.sweep import Sweep, product
+
+def get_sweep(arg=None):
+    values = {values!r}
+    return Sweep(
+        settings=product(
+            "configs/recall.py",
+            args={{"attention": ["softmax", "linear"]}},
+            values={{**values, "optim.weight_decay": [0.1, 0.2]}},
+        ),
+        rates=(1e-3, 1e-2), seeds=(0, 1), lengths=(64, 96),
+    )
+"""
+
+
+def processes(word: str) -> list[int]:
+    """Ids of live processes whose command line holds a word."""
+    listing = subprocess.run(["pgrep", "-f", word], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in listing.stdout.split() if int(pid) != os.getpid()]
+
+
+def sweep_killed(score: Score, folder: Path, kills: int, rng: random.Random) -> None:
+    """SIGKILL of a sweep, its runs left to their lifelines; the same command until it ends."""
+    file = folder / "grid.py"
+    file.write_text(GRID.format(values=RECALL))
+
+    def sweep(out: Path) -> list[str]:
+        return [
+            sys.executable, "-m", "lra.sweep", str(file), f"--workdir={out}", "--jobs=2", "--run.platform=cpu"
+        ]  # fmt: skip
+
+    whole, out = folder / "sweep-whole", folder / "sweep-killed"
+    began = time.monotonic()
+    done = run(sweep(whole))
+    if done.returncode:
+        sys.exit(f"the undisturbed sweep failed:\n{done.stderr}")
+    seconds = time.monotonic() - began
+    print(f"undisturbed sweep: {seconds:.0f} s", flush=True)
+    alive = 0
+    for _ in range(kills):
+        process = subprocess.Popen(
+            sweep(out), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(rng.uniform(0.15, 0.5) * seconds)
+        alive += process.poll() is None
+        process.kill()
+        process.wait()
+    last = run(sweep(out))
+    time.sleep(1)
+    orphans = processes(f"workdir={out}")
+    names = [sorted(p.name for p in w.iterdir() if p.is_dir()) for w in (whole, out)]
+    lost = [] if names[0] == names[1] else ["other runs"]
+    for name in names[0]:
+        if name not in ("report",):
+            lost += [f"{name}: {part}" for part in differing_of(whole / name, out / name)]
+            begun = json.loads((out / name / "run.json").read_text())["begun"]
+            steps = [moment["step"] for moment in begun]
+            # Started again after its end, or from the start after a checkpoint: done twice.
+            if steps != sorted(steps) or steps.count(RECALL["train.steps"]):
+                lost.append(f"{name} was begun at steps {steps}")
+    good = not last.returncode and not lost and not orphans
+    score.add(
+        "SIGKILL of a sweep",
+        good,
+        f"({alive} kills, {len(orphans)} orphans) {last.returncode} {lost} {last.stderr[-500:]}",
+    )
+
+
+def differing_of(a: Path, b: Path) -> list[str]:
+    """Names of the parts in which two runs differ; one that was only searched has no results."""
+    one, other = outcome(a), outcome(b)
+    return [key for key in one if one[key] != other[key]]
+
+
 def main() -> None:
     """Runs the rounds."""
     parser = argparse.ArgumentParser(
@@ -362,6 +439,7 @@ def main() -> None:
                     args.flips, args.truncations, rng)  # fmt: skip
         dead_worker(score, folder, {k: v for k, v in first.items() if k != "results"})
         commands_killed(score, folder, max(args.rounds // 4, 1), rng)
+        sweep_killed(score, folder, 3, rng)
     print(score.table())
     sys.exit(1 if score.lost else 0)
 

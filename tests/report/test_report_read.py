@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lra.report.read import find_results, read_rows
+from lra.report.read import RESULTS_FILE, find_files, read_rows
 from lra.report.rows import ReportError
 
 
@@ -20,7 +20,7 @@ def test_a_file_reached_by_several_paths_counts_once(make_row, make_run, tmp_pat
     link = tmp_path / "link"
     link.symlink_to(run)
     (run / "loop").symlink_to(tmp_path / "runs")
-    paths = find_results([tmp_path, run, link, run / ".." / "a"], [])
+    paths = find_files([tmp_path, run, link, run / ".." / "a"], RESULTS_FILE, [])
     assert len(paths) == 1
     rows, notices = read_rows([tmp_path, run, link])
     assert (len(rows), notices) == (1, [])
@@ -30,7 +30,7 @@ def test_a_linked_file_counts_once(make_row, make_run, tmp_path):
     run = make_run("a", make_row())
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "results.jsonl").symlink_to(run / "results.jsonl")
-    assert len(find_results([tmp_path], [])) == 1
+    assert len(find_files([tmp_path], RESULTS_FILE, [])) == 1
 
 
 def test_a_linked_run_is_found(make_row, make_run, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from lra.report import ReportError, write_report
 from lra.report.aggregate import Group
-from lra.report.write import load_tables, slug, write_files
+from lra.report.write import load_report, slug, write_files
 
 
 def _contents(folder):
@@ -52,13 +52,13 @@ def test_notices_reach_stderr_and_the_report(make_row, make_run, capsys):
 
 def test_the_checkpoint_filter_keeps_one_kind(make_row, make_run):
     run = make_run("a", make_row(), make_row(checkpoint="last"))
-    kinds = [[line.checkpoint for line in load_tables([run], kind)[0][0].lines]
+    kinds = [[line.checkpoint for line in load_report([run], kind).tables[0].lines]
              for kind in (None, "best", "last")]  # fmt: skip
     assert kinds == [["best", "last"], ["best"], ["last"]]
     with pytest.raises(ReportError, match="expected one of best, last"):
-        load_tables([run], "final")
+        load_report([run], "final")
     with pytest.raises(ReportError, match=r"no row of checkpoint 'last'.*best"):
-        load_tables([make_run("b", make_row())], "last")
+        load_report([make_run("b", make_row())], "last")
 
 
 def test_slugs_are_safe_and_different():

@@ -1,0 +1,240 @@
+"""From a sweep file to runs: names, commands, and the check that they make sense."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from lra.errors import UserError
+from lra.names import suggest
+from lra.sweep.grid import Setting, Sweep
+
+ROOT = Path(__file__).resolve().parents[2]
+
+RATE = "optim.learning_rate"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training, in a directory of its own.
+
+    Attributes:
+        name: of its directory: what is varied, and a hash of config, values, rate and seed.
+        setting: index of its setting in the sweep.
+        rate: learning rate; None for the config's own.
+        seed: root seed.
+        config: what `--config=` gets.
+        values: dotted keys and values, rate and seed included.
+        task: the config's.
+        stack: its `model.attention`.
+        length: training length, in tokens.
+        lengths: evaluation lengths, in tokens.
+    """
+
+    name: str
+    setting: int
+    rate: float | None
+    seed: int
+    config: str
+    values: tuple[tuple[str, Any], ...]
+    task: str
+    stack: str
+    length: int
+    lengths: tuple[int, ...]
+
+    def train_command(self, workdir: Path, extra: Mapping[str, str]) -> list[str]:
+        """The command that trains it; `extra` are keys under `run`."""
+        return [
+            "train.py",
+            f"--config={self.config}",
+            f"--workdir={workdir}",
+            *(f"--config.{key}={_flag(value)}" for key, value in self.values),
+            *(f"--config.{key}={value}" for key, value in extra.items()),
+        ]
+
+
+def _flag(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _load_module(path: Path, name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _find(file: str) -> Path:
+    for path in (Path(file), ROOT / file):
+        if path.is_file():
+            return path
+    folder = Path(file).parent
+    known = [str(p) for p in folder.glob("*.py")] or [
+        p.relative_to(ROOT).as_posix() for p in (ROOT / folder).glob("*.py")
+    ]
+    raise UserError(f"there is no file {file}.{suggest(file, known)}")
+
+
+def load_sweep(text: str) -> Sweep:
+    """The sweep of `FILE[:arg]`.
+
+    Raises:
+        UserError: for a file that is not there or fails, one without `get_sweep`, or an argument
+            that it refuses.
+    """
+    file, _, arg = text.partition(":")
+    module = _load_module(_find(file), "_sweep")
+    if not hasattr(module, "get_sweep"):
+        raise UserError(f"{file} defines no get_sweep(arg); see configs/sweeps/quickstart.py")
+    try:
+        sweep = module.get_sweep(arg or None)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{text}: {error}") from error
+    if not isinstance(sweep, Sweep):
+        raise UserError(f"get_sweep of {file} must return a Sweep, got {type(sweep).__name__}")
+    return sweep
+
+
+@dataclasses.dataclass(frozen=True)
+class _Base:
+    """What a config string gives, before values."""
+
+    keys: dict[str, Any]
+    resolved: Any
+
+
+def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _base(config: str) -> _Base:
+    """Loads a config file with its argument, and checks it as training would."""
+    from lra.config import resolve
+
+    file, _, arg = config.partition(":")
+    module = _load_module(_find(file), "_config")
+    try:
+        made = module.get_config(arg or None)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{config}: {error}") from error
+    return _Base(dict(_leaves(made)), resolve(made))
+
+
+def _check_values(where: str, values: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if key not in known:
+            raise UserError(f"{where}: the config has no key {key!r}.{suggest(key, known)}")
+        want = type(known[key])
+        fits = isinstance(value, want) and not (want is int and isinstance(value, bool))
+        if not fits and not (want is float and type(value) is int):
+            raise UserError(
+                f"{where}: {key} must be of type {want.__name__}, got {value!r} "
+                f"({type(value).__name__})"
+            )
+
+
+def is_search(runs: Sequence[Run]) -> bool:
+    """Whether the runs of a setting differ in rate, so that one has to be chosen."""
+    return len({run.rate for run in runs}) > 1
+
+
+def planned(sweep: Sweep, groups: Sequence[Sequence[Run]]) -> int:
+    """How many runs it comes to: a setting with several rates runs all of them with one seed only."""
+    return sum(
+        len(runs) // len(sweep.seeds) - 1 + len(sweep.seeds) if is_search(runs) else len(runs)
+        for runs in groups
+    )
+
+
+def expand(sweep: Sweep, extra: Mapping[str, str] | None = None) -> list[list[Run]]:
+    """The runs of each setting: every rate with every seed, rates outside.
+
+    Args:
+        sweep: the grid.
+        extra: keys under `run` that every run is given, to be checked.
+
+    Raises:
+        UserError: for an empty sweep, a config, key or value that does not exist or fit, or a run
+            that stands in it twice.
+    """
+    if not sweep.settings or not sweep.seeds:
+        raise UserError("the sweep has no runs: it needs settings and seeds")
+    for what, listed in (
+        ("seeds", sweep.seeds),
+        ("rates", sweep.rates),
+        ("lengths", sweep.lengths),
+    ):
+        if len(set(listed)) != len(listed):
+            raise UserError(f"the sweep's {what} hold a value twice: {tuple(listed)}")
+    bases: dict[str, _Base] = {}
+    groups, seen = [], {}
+    for index, setting in enumerate(sweep.settings):
+        if setting.config not in bases:
+            bases[setting.config] = _base(setting.config)
+            for key in extra or {}:
+                if key not in bases[setting.config].keys:
+                    known = [k for k in bases[setting.config].keys if k.startswith("run.")]
+                    raise UserError(f"the config has no key {key!r}.{suggest(key, known)}")
+        runs = _runs_of(sweep, setting, index, bases[setting.config])
+        for run in runs:
+            if run.name in seen:
+                raise UserError(
+                    f"settings {seen[run.name]} and {index} of the sweep give the same run, {run.name}"
+                )
+            seen[run.name] = index
+        groups.append(runs)
+    return groups
+
+
+def _runs_of(sweep: Sweep, setting: Setting, index: int, base: _Base) -> list[Run]:
+    values = dict(setting.values)
+    rates: list[float | None] = list(setting.rates or sweep.rates) or [None]
+    if RATE in values and rates != [None]:
+        raise UserError(f"{setting.config}: {RATE} stands in values and in rates; give one of them")
+    _check_values(setting.config, values, base.keys)
+    length = values.get("data.length", base.resolved.data.length)
+    stack = values.get("model.attention", base.resolved.model.attention)
+    lengths = sweep.lengths or values.get("eval.lengths", base.resolved.eval.lengths) or (length,)
+    runs = []
+    for rate in rates:
+        for seed in sweep.seeds:
+            own = {**values, **({} if rate is None else {RATE: float(rate)}), "seed": int(seed)}
+            identity = json.dumps([setting.config, sorted(own.items())], default=repr)
+            digest = hashlib.sha256(identity.encode()).hexdigest()[:6]
+            file, _, arg = setting.config.partition(":")
+            parts = [Path(file).stem, *(part.partition("=")[2] for part in arg.split(","))]
+            parts += [f"{key.rpartition('.')[2]}{values[key]}" for key in setting.named]
+            parts += [] if rate is None else [f"lr{rate:g}"]
+            readable = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(filter(None, parts))).strip("-.")
+            runs.append(
+                Run(
+                    name=f"{readable[:80]}-s{seed}-{digest}",
+                    setting=index,
+                    rate=rate,
+                    seed=int(seed),
+                    config=setting.config,
+                    values=tuple(own.items()),
+                    task=base.resolved.task,
+                    stack=stack,
+                    length=length,
+                    lengths=tuple(lengths),
+                )
+            )
+    return runs

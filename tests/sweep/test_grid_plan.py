@@ -1,0 +1,133 @@
+"""What a sweep file may say, and the runs it gives."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.common import ATTENTION_DEFAULTS
+from lra.errors import UserError
+from lra.sweep import Setting, Sweep, product, zipped
+from lra.sweep.plan import expand, load_sweep, planned
+
+RECALL = "configs/recall.py"
+
+
+def test_product_is_every_combination_with_the_last_varying_fastest():
+    settings = product(
+        RECALL,
+        args={"attention": ["softmax", "linear"], "size": "tiny"},
+        values={"data.length": [32, 64], "eval.lengths": (32, 64)},
+    )
+    assert [s.config for s in settings] == [
+        f"{RECALL}:attention={name},size=tiny"
+        for name in ("softmax", "softmax", "linear", "linear")
+    ]
+    assert [dict(s.values)["data.length"] for s in settings] == [32, 64, 32, 64]
+    assert all(dict(s.values)["eval.lengths"] == (32, 64) for s in settings)
+    assert settings[1].label == f"{RECALL}:attention=softmax,size=tiny, data.length=64"
+
+
+def test_zipped_goes_side_by_side():
+    settings = zipped(
+        RECALL,
+        args={"attention": ["softmax", "linear"]},
+        values={"optim.learning_rate": [1e-3, 1e-2], "data.length": 32},
+    )
+    assert [(s.config.split("=")[1], *dict(s.values).values()) for s in settings] == [
+        ("softmax", 1e-3, 32),
+        ("linear", 1e-2, 32),
+    ]
+    with pytest.raises(ValueError, match=r"of one length, got attention 2, data\.length 3"):
+        zipped(RECALL, {"attention": ["a", "b"]}, {"data.length": [1, 2, 3]})
+
+
+def test_runs_have_names_of_their_own_that_do_not_depend_on_the_rest_of_the_sweep():
+    few = expand(Sweep(product(RECALL, values={"data.length": [32, 64]}), seeds=(0,)))
+    more = expand(
+        Sweep(product(RECALL, values={"data.length": [16, 32, 64]}), seeds=(0, 1), rates=())
+    )
+    names = [run.name for group in more for run in group]
+    assert len(set(names)) == 6
+    assert {run.name for group in few for run in group} < set(names)
+    run = more[1][1]
+    assert run.name.startswith("recall-length32-s1-")
+    assert run.train_command(Path("DIR"), {"run.platform": "cpu"}) == [
+        "train.py",
+        f"--config={RECALL}",
+        "--workdir=DIR",
+        "--config.data.length=32",
+        "--config.seed=1",
+        "--config.run.platform=cpu",
+    ]
+    assert (run.task, run.stack, run.length, run.lengths) == ("recall", "softmax", 32, (32,))
+
+
+def test_a_search_counts_every_rate_once_and_every_seed_of_the_best():
+    sweep = Sweep(product(RECALL), seeds=(0, 1, 2), rates=(1e-3, 1e-2))
+    groups = expand(sweep)
+    assert [(run.rate, run.seed) for run in groups[0]] == [
+        (rate, seed) for rate in (1e-3, 1e-2) for seed in (0, 1, 2)
+    ]
+    assert planned(sweep, groups) == 2 - 1 + 3
+    one = Sweep(product(RECALL), seeds=(0, 1, 2), rates=(1e-3,))
+    assert planned(one, expand(one)) == 3
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            Setting(RECALL, (("data.lenght", 3),)),
+            "no key 'data.lenght'. Did you mean 'data.length'",
+        ),
+        (Setting(RECALL, (("data.length", 3.5),)), r"data.length must be of type int, got 3.5"),
+        (Setting(RECALL, (("model.causal", 1),)), r"model.causal must be of type bool, got 1"),
+        (Setting(RECALL, (("data.length", True),)), r"data.length must be of type int, got True"),
+        (Setting(f"{RECALL}:attention=softmx"), "unknown attention mechanism 'softmx'"),
+        (Setting(f"{RECALL}:atention=softmax"), "no argument 'atention'"),
+        (Setting("configs/recal.py"), "no file configs/recal.py. Did you mean 'configs/recall.py'"),
+        (Setting(RECALL, (("optim.learning_rate", 1.0),), (1.0,)), "stands in values and in rates"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_runs(setting, message):
+    with pytest.raises(UserError, match=message):
+        expand(Sweep([setting]))
+
+
+def test_empty_sweeps_and_runs_that_stand_there_twice_are_refused():
+    with pytest.raises(UserError, match="has no runs"):
+        expand(Sweep([]))
+    with pytest.raises(UserError, match="has no runs"):
+        expand(Sweep(product(RECALL), seeds=()))
+    with pytest.raises(UserError, match=r"seeds hold a value twice: \(0, 0\)"):
+        expand(Sweep(product(RECALL), seeds=(0, 0)))
+    with pytest.raises(UserError, match="settings 0 and 1 of the sweep give the same run"):
+        expand(Sweep(product(RECALL) + product(RECALL)))
+    with pytest.raises(UserError, match=r"no key 'run.platfrm'. Did you mean 'run.platform'"):
+        expand(Sweep(product(RECALL)), {"run.platfrm": "cpu"})
+
+
+def test_sweep_files_say_what_is_wrong_with_them(tmp_path):
+    with pytest.raises(UserError, match="there is no file"):
+        load_sweep("configs/sweeps/quickstrt.py")
+    with pytest.raises(UserError, match="has no argument, got 'x'"):
+        load_sweep("configs/sweeps/quickstart.py:x")
+    file = tmp_path / "sweep.py"
+    for text, message in (
+        ("x = 1", "defines no get_sweep"),
+        ("import nothing_of_this_name", "cannot be loaded: ModuleNotFoundError"),
+        ("def get_sweep(arg=None): return 3", "must return a Sweep, got int"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UserError, match=message):
+            load_sweep(str(file))
+
+
+def test_the_sweeps_of_the_repository_can_be_run():
+    from lra.sweep.plan import ROOT
+
+    files = sorted((ROOT / "configs/sweeps").glob("*.py"))
+    assert files
+    for file in files:
+        assert expand(load_sweep(str(file)))
+    assert ATTENTION_DEFAULTS
