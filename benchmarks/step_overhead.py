@@ -66,7 +66,7 @@ class Trainer:
         self.state = jax.device_put(
             initial_state(params, buffers, optimizer), devices.replicated(self.mesh)
         )
-        self.key = named_key(config.seed, "dropout")
+        self.keys = named_key(config.seed, "dropout"), named_key(config.seed, "redraw")
         self.train_step = make_train_step(
             graph, optimizer, schedule, accumulate=config.train.accumulate
         )
@@ -77,7 +77,7 @@ class Trainer:
 
     def step(self, batch: dict[str, jax.Array]) -> Any:
         """One step; returns its metrics, which may not be there yet."""
-        self.state, metrics = self.train_step(self.state, batch, self.key)
+        self.state, metrics = self.train_step(self.state, batch, *self.keys)
         return metrics
 
     def wait(self) -> None:

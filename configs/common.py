@@ -17,9 +17,37 @@ Config = Any
 
 #: Keywords of each mechanism that a config can set, as `config.attention.<name>.<keyword>`.
 ATTENTION_DEFAULTS: dict[str, dict[str, Any]] = {
-    "softmax": {},
+    "softmax": {
+        "scale": "none",  # of the logits: none, fixed, learned, ssmax, log_base, adaptive
+        "temperature": 1.0,  # divides the logits, with scale fixed
+        "log_base": 0.0,  # with scale log_base: the length, in keys, of factor 1; 0: the training length
+        "sink": False,  # a learned logit that takes weight and gives nothing
+        "sigma_reparam": False,  # spectral norms of the q and k projections as parameters
+    },
+    "ssmax": {"sink": False, "sigma_reparam": False},
     "linear": {
+        "feature_map": "elu",  # elu, relu, relu2, exp
+        "normalise": True,  # False: no denominator, an RMS norm of each head's output instead
         "chunk_size": 128,  # tokens of a chunk in the causal form; speed only
+    },
+    "taylor": {
+        "feature_dim": 16,  # width of q and k of each head
+        "normalise": True,
+        "chunk_size": 128,
+    },
+    "hedgehog": {"normalise": True, "chunk_size": 128},
+    "performer": {
+        "num_features": 0,  # random features of each head; 0: K ln K
+        "kernel": "softmax",  # softmax (FAVOR+), or relu (the original LRA code's)
+        "redraw_interval": 1000,  # training steps between new random features; 0: never
+        "chunk_size": 128,
+    },
+    "rfa": {
+        "num_features": 0,  # random directions of each head; 0: K
+        "feature_map": "sincos",  # sincos, arccos
+        "gate": False,
+        "redraw_interval": 0,
+        "chunk_size": 128,
     },
 }
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from models.attention import ATTENTION, build
+from models.attention import ATTENTION, Attention, build
 from models.attention.stack import parse_stack
 from models.embeddings import Embedding
 from models.heads import POOLS, Head, pool
@@ -62,7 +62,7 @@ class Block(nnx.Module):
 
     def __init__(
         self,
-        attention: nnx.Module,
+        attention: Attention,
         *,
         dim: int,
         mlp_dim: int,
@@ -217,6 +217,14 @@ class Transformer(nnx.Module):
             dtype=compute,
         )
         self.dropout = nnx.Dropout(dropout)
+
+    def state_floats(self, length: int) -> int:
+        """Numbers that the attention layers keep of `length` tokens of one example."""
+        return sum(block.attention.state_floats(length) for block in self.blocks)
+
+    def mixing_flops(self, length: int) -> float:
+        """Floating-point operations of the mixing of attention, per token of `length`, all layers."""
+        return sum(block.attention.mixing_flops(length) for block in self.blocks)
 
     def encode(
         self,

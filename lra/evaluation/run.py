@@ -68,11 +68,9 @@ def evaluate_run(
         task = configs.build_task(config)
         check_data(workdir, task)
         tasks = {length: task.with_length(length) for length in lengths}
-        graph, params, buffers = split_model(
-            configs.build_model(
-                config, task.spec, nnx.Rngs(params=named_key(config.seed, "params"))
-            )
-        )
+        rngs = nnx.Rngs(params=named_key(config.seed, "params"))
+        model = configs.build_model(config, task.spec, rngs)
+        graph, params, buffers = split_model(model)
         for length in lengths:
             # Traced without arrays: a length the model cannot take is refused before any work.
             _trace(graph, params, buffers, tasks[length])
@@ -105,6 +103,8 @@ def evaluate_run(
                 "view": view,
                 "eval_length": length,
                 "bin": edges,
+                "state_floats": model.state_floats(length),
+                "mixing_flops": model.mixing_flops(length),
                 **measured,
                 "majority": float(examples.constant.sum()) / labels if labels else None,
                 "chance": spec.chance,

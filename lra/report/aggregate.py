@@ -79,6 +79,7 @@ class Line:
     checkpoint: str
     params: Range | None
     state_floats: Range | None
+    mixing_flops: Range | None
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
 
@@ -277,6 +278,7 @@ def _make_table(
                 checkpoint=checkpoint,
                 params=value_range(row.params for row in own),
                 state_floats=value_range(row.state_floats for row in own),
+                mixing_flops=value_range(row.mixing_flops for row in own),
                 seeds=tuple(sorted({row.seed for row in own} | known[config_hash])),
                 cells=tuple(make_cell(at[column[:2]]) for column in columns),
             )
@@ -290,6 +292,7 @@ def _make_table(
                 checkpoint="best",
                 params=None,
                 state_floats=None,
+                mixing_flops=None,
                 seeds=tuple(sorted(run.seed for run in runs)),
                 cells=tuple(make_cell([]) for _ in columns),
             )

@@ -25,6 +25,8 @@ class Row:
         accuracy_se: Standard error of `accuracy` over test examples.
         chance: Accuracy of guessing.
         majority: Accuracy of always answering the most frequent label of the training set.
+        state_floats: Numbers that the attention layers keep of an example of `eval_length` tokens.
+        mixing_flops: Floating-point operations of their mixing, per token.
         source: `file:line` the row was read from, or "" for a row that was never in a file.
     """
 
@@ -46,6 +48,7 @@ class Row:
     majority: float | None
     params: int
     state_floats: int | None
+    mixing_flops: float | None
     config_hash: str
     versions: tuple[tuple[str, str], ...]
     commit: str | None
@@ -143,7 +146,7 @@ def parse_row(record: object, source: str = "") -> Row:
         source: `file:line` it came from, kept for messages.
 
     Returns:
-        The row. `loss`, `state_floats`, `versions`, `commit` and `command` may be absent.
+        The row. `loss`, `state_floats`, `mixing_flops`, `versions`, `commit` and `command` may be absent.
 
     Raises:
         ValueError: It is not an object, lacks a needed key, or a value is not acceptable.
@@ -167,11 +170,13 @@ def parse_row(record: object, source: str = "") -> Row:
         for key in NEEDED
     }
     loss, state_floats = record.get("loss"), record.get("state_floats")
+    flops = record.get("mixing_flops")
     commit, command = record.get("commit"), record.get("command")
     return Row(
         bin=_bin(record),
         loss=float(loss) if isinstance(loss, int | float) and _is_number(loss) else None,
         state_floats=state_floats if _is_int(state_floats) else None,
+        mixing_flops=float(flops) if isinstance(flops, int | float) and _is_number(flops) else None,
         versions=tuple(sorted((str(name), str(value)) for name, value in versions.items())),
         commit=commit if isinstance(commit, str) and commit else None,
         command=command if isinstance(command, str) and command else None,

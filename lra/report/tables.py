@@ -18,7 +18,7 @@ NOT_APPLICABLE = "-"
 
 CSV_FIELDS = (
     *("task", "split", "view", "train_length", "data"),
-    *("stack", "config_hash", "checkpoint", "params", "state_floats"),
+    *("stack", "config_hash", "checkpoint", "params", "state_floats", "mixing_flops"),
     *("eval_length", "bin_low", "bin_high"),
     *("mean", "se", "se_over", "n_seeds", "seeds", "n"),
     *("loss", "chance", "majority"),
@@ -42,7 +42,7 @@ def _integers(values: Range | None) -> str:
     if values is None:
         return MISSING
     low, high = values
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
 
 
 def _percent(values: Range | None) -> str:
@@ -84,17 +84,21 @@ def caption(table: Table) -> str:
     """What the numbers mean, their unit and the data they were measured on."""
     what = "bins of true example length" if table.group.view == "bin" else "evaluation lengths"
     data = table.group.data or "not stated"
-    return f"Accuracy (%), mean ± standard error. Columns: {what} in tokens. Data: {data}."
+    return (
+        f"Accuracy (%), mean ± standard error. Columns: {what} in tokens. State: numbers that attention "
+        f"keeps of an example; it and the mixing FLOPs grow with the length for some. Data: {data}."
+    )
 
 
 def grid(table: Table) -> list[list[str]]:
     """The table as cells of unescaped text, the header first; no cell is empty."""
-    tail = ["parameters", "n seeds", "seeds"]
+    tail = ["parameters", "state", "mixing FLOPs/token", "n seeds", "seeds"]
     body = [["stack", "checkpoint", *(column.label for column in table.columns), *tail]]
     for line in table.lines:
         cells = [format_cell(cell, len(line.seeds)) for cell in line.cells]
         seeds = ", ".join(map(str, line.seeds))
-        last = [_integers(line.params), str(len(line.seeds)), seeds]
+        cost = (line.params, line.state_floats, line.mixing_flops)
+        last = [*map(_integers, cost), str(len(line.seeds)), seeds]
         body.append([line.label, line.checkpoint, *cells, *last])
     rest = [NOT_APPLICABLE] * len(tail)
     for name, values in (("chance", table.chance), ("majority", table.majority)):
@@ -221,7 +225,7 @@ def format_csv(table: Table) -> str:
     writer.writerow(CSV_FIELDS)
     for line in table.lines:
         setting = (line.stack, line.config_hash, line.checkpoint)
-        cost = (_exact(line.params), _exact(line.state_floats))
+        cost = tuple(map(_exact, (line.params, line.state_floats, line.mixing_flops)))
         for column, cell in zip(table.columns, line.cells, strict=True):
             where = (column.eval_length, *_bounds(column))
             mean = (_number(cell.mean), _number(cell.se), cell.se_over)

@@ -119,7 +119,7 @@ def _steps(
     last = config.train.steps
     train_step = make_train_step(graph, optimizer, schedule, accumulate=config.train.accumulate)
     eval_step = make_eval_step(graph)
-    dropout_key = named_key(config.seed, "dropout")
+    keys = named_key(config.seed, "dropout"), named_key(config.seed, "redraw")
     batches = train_batches(
         task,
         batch_size=config.train.batch_size,
@@ -165,7 +165,7 @@ def _steps(
         for step in range(start + 1, last + 1):
             batch = next(stream)
             device_batch = devices.put_batch({k: batch[k] for k in MODEL_KEYS}, mesh)
-            state, metrics = train_step(state, device_batch, dropout_key)
+            state, metrics = train_step(state, device_batch, *keys)
             write_pending()
             pending = (step, metrics, int(np.count_nonzero(batch["mask"])))
             progress.update(note)

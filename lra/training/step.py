@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from lra.training.state import TrainState, merge_model
+from lra.training.state import TrainState, merge_model, split_model
 
 Batch = dict[str, Array]
 
@@ -28,13 +28,49 @@ def cross_entropy(
     return loss * weight, hit * weight
 
 
+def redrawn(graph: nnx.GraphDef, state: TrainState, key: Key[Array, ""]) -> dict[str, Any]:
+    """The buffers for the step that `state` is in front of: new ones where a layer's interval is up.
+
+    What is drawn is a function of the run's key, the layer and the number of the interval alone, so
+    that a run that is interrupted goes on with the same. The first interval has what the model was
+    made with.
+
+    Args:
+        graph: structure of the model.
+        state: before the step.
+        key: of the run, for redraws.
+    """
+    model = merge_model(graph, state.params, state.buffers)
+    layers = [block.attention for block in model.blocks]
+    if not any(layer.redraw_interval for layer in layers):
+        return state.buffers
+    for index, layer in enumerate(layers):
+        if not (interval := layer.redraw_interval):
+            continue
+        own = jax.random.fold_in(jax.random.fold_in(key, index), state.step // interval)
+        due = (state.step > 0) & (state.step % interval == 0)
+        structure, params, before = nnx.split(layer, nnx.Param, ...)
+
+        def draw(
+            before: Any, key: Any = own, structure: Any = structure, params: Any = params
+        ) -> Any:
+            other = nnx.merge(structure, params, before)
+            other.redraw(key)
+            return nnx.split(other, nnx.Param, ...)[2]
+
+        nnx.update(layer, jax.lax.cond(due, draw, lambda before: before, before))
+    return split_model(model)[2]
+
+
 def make_train_step(
     graph: nnx.GraphDef,
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
     *,
     accumulate: int,
-) -> Callable[[TrainState, Batch, Key[Array, ""]], tuple[TrainState, dict[str, Array]]]:
+) -> Callable[
+    [TrainState, Batch, Key[Array, ""], Key[Array, ""]], tuple[TrainState, dict[str, Array]]
+]:
     """The compiled training step; the state that goes in is donated.
 
     Gradient accumulation splits the batch inside the step: the sum of the parts' gradients is
@@ -47,8 +83,8 @@ def make_train_step(
         accumulate: parts of the batch.
 
     Returns:
-        (state, batch, dropout key of the run) → (state, metrics). Metrics: sums `loss_sum` (nats),
-        `correct`, `weight`; `grad_norm`, `learning_rate`.
+        (state, batch, dropout key and redraw key of the run) → (state, metrics). Metrics: sums
+        `loss_sum` (nats), `correct`, `weight`; `grad_norm`, `learning_rate`.
     """
 
     def loss_sum(
@@ -79,11 +115,12 @@ def make_train_step(
         return jax.lax.scan(add, zeros, (parts, keys))[0]
 
     def train_step(
-        state: TrainState, batch: Batch, key: Key[Array, ""]
+        state: TrainState, batch: Batch, key: Key[Array, ""], redraw_key: Key[Array, ""]
     ) -> tuple[TrainState, dict[str, Array]]:
         key = jax.random.fold_in(key, state.step)
+        buffers = redrawn(graph, state, redraw_key)
         compute = gradient if accumulate == 1 else over_parts
-        (loss, (correct, weight)), grads = compute(state.params, state.buffers, batch, key)
+        (loss, (correct, weight)), grads = compute(state.params, buffers, batch, key)
         safe = jnp.maximum(weight, 1)
         grads = jax.tree.map(lambda g: g / safe, grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -95,7 +132,7 @@ def make_train_step(
             "grad_norm": optax.tree.norm(grads),
             "learning_rate": schedule(state.step),
         }
-        new = TrainState(state.step + 1, params, state.buffers, opt_state)  # pyright: ignore[reportArgumentType]
+        new = TrainState(state.step + 1, params, buffers, opt_state)  # pyright: ignore[reportArgumentType]
         return new, metrics
 
     return jax.jit(train_step, donate_argnums=(0,))

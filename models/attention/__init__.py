@@ -14,12 +14,19 @@ import jax.numpy as jnp
 from flax import nnx
 
 from models.attention.base import Attention, Buffer, Features
-from models.attention.linear import Linear
-from models.attention.softmax import Softmax
+from models.attention.linear import Hedgehog, Linear, Taylor
+from models.attention.performer import Performer
+from models.attention.rfa import RFA
+from models.attention.softmax import Softmax, SSMax
 
 ATTENTION: dict[str, type[Attention]] = {
     "softmax": Softmax,
+    "ssmax": SSMax,
     "linear": Linear,
+    "taylor": Taylor,
+    "hedgehog": Hedgehog,
+    "performer": Performer,
+    "rfa": RFA,
 }
 
 __all__ = ["ATTENTION", "Attention", "Buffer", "Features", "build", "keywords", "unknown_name"]

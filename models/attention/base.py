@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any, ClassVar
 
 import jax
@@ -28,12 +29,12 @@ class Features:
     Attributes:
         query: `[B, H, L, K]`.
         key: `[B, H, S, K]`.
-        value: `[B, H, S, K]`.
+        value: `[B, H, S, V]`; V is K unless `key_dim` is set.
     """
 
     query: Float[Array, "B H L K"]
     key: Float[Array, "B H S K"]
-    value: Float[Array, "B H S K"]
+    value: Float[Array, "B H S V"]
 
 
 def visible(mask: Bool[Array, "B S"], length: int, causal: bool) -> Bool[Array, "B 1 L S"]:
@@ -76,6 +77,79 @@ class ShortConv(nnx.Module):
         return sum((d * w for d, w in zip(delayed, weights, strict=True)), jnp.zeros_like(x))
 
 
+class GateProjection(nnx.Module):
+    """w·x + b, whose parameters weight decay spares.
+
+    Args:
+        fan_in: width of x.
+        fan_out: numbers for each position.
+        bias: where b starts: a number, or one for each output.
+        rank: width in between, W₂ W₁ x + b; 0 for one matrix.
+        rngs: stream `params`.
+        dtype: compute type of the products; the result is in float32 or better.
+    """
+
+    def __init__(
+        self,
+        fan_in: int,
+        fan_out: int,
+        *,
+        bias: Any = 0.0,
+        rank: int = 0,
+        rngs: nnx.Rngs,
+        dtype: Any = jnp.float32,
+    ):
+        init = nnx.initializers.xavier_uniform()
+        widths = [fan_in, rank, fan_out] if rank else [fan_in, fan_out]
+        self.maps = nnx.List(
+            nnx.Param(init(rngs.params(), pair, jnp.float32)) for pair in itertools.pairwise(widths)
+        )
+        self.bias = nnx.Param(jnp.broadcast_to(jnp.asarray(bias, jnp.float32), (fan_out,)))
+        self.dtype = dtype
+
+    def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L G"]:
+        """Logits of gates."""
+        x = x.astype(self.dtype)
+        for weights in self.maps:
+            x = x @ weights[...].astype(self.dtype)
+        wide = jnp.promote_types(self.dtype, jnp.float32)
+        return x.astype(wide) + self.bias[...].astype(wide)
+
+
+class SpectralLinear(nnx.Module):
+    """γ W/σ(W) x: a projection whose spectral norm is a parameter (Zhai et al. 2023, arXiv 2303.06296).
+
+    σ is estimated by power iteration; its vector is saved with the model, starts at the exact one, and
+    moves on by one iteration a training step.
+
+    Args:
+        linear: the projection whose matrix is taken over.
+        dtype: compute type.
+    """
+
+    def __init__(self, linear: nnx.Linear, *, dtype: Any = jnp.float32):
+        kernel = linear.kernel[...]
+        self.kernel = nnx.Param(kernel)
+        self.gain = nnx.Param(jnp.ones((), jnp.float32))
+        self.left = Buffer(jnp.linalg.svd(kernel, full_matrices=False)[0][:, 0])
+        self.dtype = dtype
+
+    def iterate(self) -> None:
+        """One power iteration: u ← W Wᵀ u, normalised."""
+        kernel = self.kernel[...]
+        moved = kernel @ (kernel.T @ self.left[...])
+        self.left[...] = moved / jnp.maximum(jnp.linalg.norm(moved), 1e-30)
+
+    def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L W"]:
+        """Applies the projection."""
+        kernel = self.kernel[...]
+        left = jax.lax.stop_gradient(self.left[...])
+        right = jax.lax.stop_gradient(kernel.T @ left)
+        right = right / jnp.maximum(jnp.linalg.norm(right), 1e-30)
+        norm = left @ kernel @ right
+        return x.astype(self.dtype) @ (self.gain[...] * kernel / norm).astype(self.dtype)
+
+
 class Attention(nnx.Module):
     """Base of the mechanisms: `finish(mix(project(x)))`.
 
@@ -96,6 +170,7 @@ class Attention(nnx.Module):
         dtype: type of the projections; sums, normalisers and softmax accumulate in
             `promote_types(dtype, float32)`.
         qkv_dim: width of queries, keys and values over all heads; 0 means `dim`.
+        key_dim: width of queries and keys of each head, where it differs from the values'; 0 for that.
         dropout: rate at which attention weights are dropped, for mechanisms that have weights.
         rotary: rotates queries and keys by their position before anything else touches them.
         short_conv: taps of a causal convolution in front of the projections; 0 for none.
@@ -106,6 +181,8 @@ class Attention(nnx.Module):
 
     #: Whether the mechanism forms weights that dropout can drop.
     has_weights: ClassVar[bool] = False
+    #: Training steps between calls of `redraw`; 0 for never.
+    redraw_interval: int = 0
 
     def __init__(
         self,
@@ -117,6 +194,7 @@ class Attention(nnx.Module):
         rngs: nnx.Rngs,
         dtype: Any = jnp.float32,
         qkv_dim: int = 0,
+        key_dim: int = 0,
         dropout: float = 0.0,
         rotary: bool = False,
         short_conv: int = 0,
@@ -137,12 +215,16 @@ class Attention(nnx.Module):
             raise ValueError(
                 f"{name} has no attention weights to drop: dropout must be 0, got {dropout}"
             )
-        if rotary and (width // num_heads) % 2:
-            raise ValueError(f"rotary positions need an even head width, got {width // num_heads}")
+        if key_dim < 0:
+            raise ValueError(f"key_dim must be 0 (the values' width) or a width, got {key_dim}")
+        key_dim = key_dim or width // num_heads
+        if rotary and key_dim % 2:
+            raise ValueError(f"rotary positions need an even head width, got {key_dim}")
         if short_conv < 0:
             raise ValueError(f"short_conv must be 0 (none) or a width in tokens, got {short_conv}")
         self.num_heads = num_heads
         self.head_dim = width // num_heads
+        self.key_dim = key_dim
         self.causal = causal
         self.dropout = dropout
         self.rotary = rotary
@@ -159,8 +241,8 @@ class Attention(nnx.Module):
             )
 
         self.short_conv = ShortConv(dim, short_conv, rngs=rngs, dtype=dtype) if short_conv else None
-        self.query = dense(dim, width)
-        self.key = dense(dim, width)
+        self.query: Any = dense(dim, num_heads * key_dim)
+        self.key: Any = dense(dim, num_heads * key_dim)
         self.value = dense(dim, width)
         self.out = dense(width, dim)
 
@@ -184,6 +266,33 @@ class Attention(nnx.Module):
         if self.rotary:
             query, key = rotate(query), rotate(key)
         return Features(query=query, key=key, value=value)
+
+    def adapt(self, features: Any, mask: Bool[Array, "B S"]) -> Any:
+        """What a mechanism does to its features in inference only; none by default."""
+        del mask
+        return features
+
+    def redraw(self, key: Key[Array, ""]) -> None:
+        """Replaces the layer's `Buffer`s, every `redraw_interval` training steps.
+
+        Args:
+            key: of the interval: `fold_in(key of the run and layer, step // redraw_interval)`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has nothing to redraw")
+
+    def state_floats(self, length: int) -> int:
+        """Numbers that stand for the keys and values of `length` tokens, over all heads.
+
+        What a causal layer keeps to go on after them: a state of fixed size, or a cache that grows.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not implement state_floats")
+
+    def mixing_flops(self, length: int) -> float:
+        """Floating-point operations of `mix` for each of `length` tokens, 2 for a multiply-add.
+
+        Projections are left out: they are the same for all mechanisms and stand in the parameters.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not implement mixing_flops")
 
     def mix(
         self,
@@ -238,4 +347,6 @@ class Attention(nnx.Module):
                 raise ValueError("attention dropout needs rngs when deterministic is False")
             key = rngs.dropout()
         features = self.project(x, mask)
+        if deterministic:
+            features = self.adapt(features, mask)
         return self.finish(self.mix(features, mask, key), features)

@@ -125,17 +125,25 @@ def _forward(
     return jax.lax.fori_loop(0, plan.queries, row, (out, rows, rows))
 
 
+def _log_total(top: Array, inverse: Array) -> Array:
+    """log Σ_j exp(logit) of each row; −∞ for a row without keys."""
+    return jnp.where(inverse > 0, top - jnp.log(jnp.where(inverse > 0, inverse, 1)), -jnp.inf)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: _Plan, query: Array, key: Array, value: Array, mask: Array, seed: Array) -> Array:
-    return _forward(plan, query, key, value, mask, seed)[0]
+def _attend(
+    plan: _Plan, query: Array, key: Array, value: Array, mask: Array, seed: Array
+) -> tuple[Array, Array]:
+    out, top, inverse = _forward(plan, query, key, value, mask, seed)
+    return out, _log_total(top, inverse)
 
 
 def _attend_fwd(plan: _Plan, query: Array, key: Array, value: Array, mask: Array, seed: Array):
     out, top, inverse = _forward(plan, query, key, value, mask, seed)
-    return out, (query, key, value, mask, seed, out, top, inverse)
+    return (out, _log_total(top, inverse)), (query, key, value, mask, seed, out, top, inverse)
 
 
-def _attend_bwd(plan: _Plan, residuals: tuple[Array, ...], grad: Array):
+def _attend_bwd(plan: _Plan, residuals: tuple[Array, ...], grads: tuple[Array, Array]):
     """Key blocks outside, query blocks inside, logits held key-major.
 
     With P^T = exp(K Q^T − top) / total of shape [k, q], the gradients of K and V are plain products of
@@ -143,10 +151,12 @@ def _attend_bwd(plan: _Plan, residuals: tuple[Array, ...], grad: Array):
     algorithm 4, with rows and columns exchanged).
     """
     query, key, value, mask, seed, out, top, inverse = residuals
+    grad, log_total_grad = grads
     batch, heads, _, _ = query.shape
     dtype = jnp.promote_types(query.dtype, jnp.float32)
-    # Σ_j P_ij dP_ij = dO_i · O_i, dropout included, because O holds the dropped weights too.
-    delta = (grad.astype(dtype) * out.astype(dtype)).sum(-1)
+    # Σ_j P_ij dP_ij = dO_i · O_i, dropout included, because O holds the dropped weights too. The
+    # gradient of the row's log Σ exp with respect to its logits is P.
+    delta = (grad.astype(dtype) * out.astype(dtype)).sum(-1) - log_total_grad.astype(dtype)
 
     def column(j: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         d_query, d_key, d_value = carry
@@ -210,8 +220,8 @@ def blockwise_softmax(
     dropout_key: Key[Array, ""] | None = None,
     query_block: int = 512,
     key_block: int = 256,
-) -> Float[Array, "B H L Kv"]:
-    """softmax(scale · q kᵀ) v, computed block by block.
+) -> tuple[Float[Array, "B H L Kv"], Float[Array, "B H L"]]:
+    """softmax(scale · q kᵀ) v, and log Σ exp of each row's logits, computed block by block.
 
     Online softmax forward (Milakov & Gimelshein 2018, arXiv 1805.02867; Rabe & Staats 2021, arXiv
     2112.05682) and a backward pass of its own that recomputes each block's weights (Dao et al. 2022,
@@ -230,6 +240,9 @@ def blockwise_softmax(
             device counts do not matter. Without it nothing is dropped.
         query_block: queries of a block, in tokens.
         key_block: keys of a block, in tokens.
+
+    Returns:
+        The output, and log Σ_j exp(logit_ij), −∞ where a query sees no key.
 
     Raises:
         ValueError: if causal and L ≠ S, or for block sizes below 1.
@@ -258,5 +271,6 @@ def blockwise_softmax(
     if key_pad:
         key, value = (jnp.pad(x, ((0, 0), (0, 0), (0, key_pad), (0, 0))) for x in (key, value))
         mask = jnp.pad(mask, ((0, 0), (0, key_pad)))
-    out: Array = _attend(plan, query, key, value, mask, seed)
-    return out[:, :, :length]
+    result: Any = _attend(plan, query, key, value, mask, seed)
+    out, log_total = result
+    return out[:, :, :length], log_total[:, :, :length]

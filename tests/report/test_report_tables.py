@@ -32,21 +32,39 @@ def test_text_table_shows_every_cell(make_row):
             make_row(seed=0, accuracy=0.7, eval_length=64),
             make_row(seed=1, accuracy=0.9, eval_length=64),
             make_row(seed=1, accuracy=0.5, accuracy_se=0.02, eval_length=128, majority=None),
-            make_row(stack="gla", params=7, eval_length=64, majority=0.3),
+            make_row(
+                stack="gla",
+                params=7,
+                eval_length=64,
+                majority=0.3,
+                state_floats=1024,
+                mixing_flops=2560.0,
+            ),
         ]
     )
     assert _line(text, "stack") == [
-        *("stack", "checkpoint", "64", "128", "parameters", "n seeds", "seeds"),
+        *("stack", "checkpoint", "64", "128", "parameters", "state", "mixing FLOPs/token"),
+        *("n seeds", "seeds"),
     ]
     # The two accuracies 0.7 and 0.9 have sd 0.1 * sqrt(2), hence a standard error of 0.1.
     assert _line(text, "softmax") == [
         *("softmax", "best", "80.00 ± 10.00", "50.00 ± 2.00† (1 of 2 seeds)"),
-        *("91,234", "2", "0, 1"),
+        *("91,234", "missing", "missing", "2", "0, 1"),
     ]
-    assert _line(text, "gla") == ["gla", "best", "90.00 ± 1.00†", "missing", "7", "1", "0"]
-    assert _line(text, "chance") == ["chance", "-", "12.50", "12.50", "-", "-", "-"]
+    assert _line(text, "gla") == [
+        "gla",
+        "best",
+        "90.00 ± 1.00†",
+        "missing",
+        "7",
+        "1,024",
+        "2,560",
+        "1",
+        "0",
+    ]
+    assert _line(text, "chance") == ["chance", "-", "12.50", "12.50", *["-"] * 5]
     assert _line(text, "majority") == [
-        *("majority", "-", "20.00 to 30.00", "missing", "-", "-", "-"),
+        *("majority", "-", "20.00 to 30.00", "missing", *["-"] * 5),
     ]
     assert _line(text, "test examples")[2:4] == ["1,000", "1,000"]
     assert "commits: abc123 (4 rows)" in text
@@ -105,7 +123,7 @@ def test_markdown_table_keeps_its_shape_whatever_the_values(table):
     )
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 6
-    assert {line.count("|") for line in rows} == {7}
+    assert {line.count("|") for line in rows} == {9}
     assert "<i>" not in text
     assert text.count("</details>") == 1
     assert "\n````\nc ``` |\n````\n" in text

@@ -1,5 +1,7 @@
 """The optimizer step against a gradient written down directly; the evaluation step against numpy."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,17 +16,19 @@ from models.encoder import Transformer
 
 LENGTH, VOCAB, CLASSES = 8, 11, 5
 RATE = 0.1
+#: Of dropout, and of redraws.
+KEYS = (jax.random.key(0), jax.random.key(1))
 
 
-def make_model(kind="tag", *, dropout=0.0, pool="mean"):
+def make_model(kind="tag", *, dropout=0.0, pool="mean", attention="linear", mechanisms=None):
     model = Transformer(
         kind=kind,
         vocab_size=VOCAB,
         num_classes=CLASSES,
         max_length=LENGTH,
-        attention="linear",
-        mechanisms={},
-        num_layers=1,
+        attention=attention,
+        mechanisms=mechanisms or {},
+        num_layers=attention.count("/") + 1,
         dim=8,
         num_heads=2,
         qkv_dim=0,
@@ -94,7 +98,7 @@ def test_a_step_follows_the_gradient_of_the_mean_over_labels(tagger, by_hand, ac
     graph, state, batch = tagger
     loss, gradient = by_hand
     step = make_train_step(graph, optax.sgd(RATE), lambda count: 7.0 + count, accumulate=accumulate)
-    new, metrics = step(copied(state), batch, jax.random.key(0))
+    new, metrics = step(copied(state), batch, *KEYS)
     weight = float(batch["weight"].sum())
     assert float(metrics["weight"]) == weight
     np.testing.assert_allclose(metrics["loss_sum"] / weight, loss, rtol=1e-6)
@@ -114,7 +118,7 @@ def test_a_batch_without_a_label_changes_nothing(tagger):
     graph, state, batch = tagger
     step = make_train_step(graph, optax.sgd(RATE), lambda count: RATE, accumulate=1)
     empty = {**batch, "weight": jnp.zeros_like(batch["weight"])}
-    new, metrics = step(copied(state), empty, jax.random.key(0))
+    new, metrics = step(copied(state), empty, *KEYS)
     assert float(metrics["loss_sum"]) == 0
     jax.tree.map(np.testing.assert_array_equal, new.params, state.params)
 
@@ -134,12 +138,66 @@ def test_dropout_depends_on_the_key_and_on_the_step(dropping, accumulate):
     def loss(at, key):
         here = copied(state)
         here = type(here)(jnp.int32(at), here.params, here.buffers, here.opt_state)
-        return float(step(here, batch, key)[1]["loss_sum"])
+        return float(step(here, batch, key, KEYS[1])[1]["loss_sum"])
 
     first = loss(0, jax.random.key(0))
     assert loss(0, jax.random.key(0)) == first
     assert loss(1, jax.random.key(0)) != first
     assert loss(0, jax.random.key(1)) != first
+
+
+@pytest.fixture(scope="module")
+def redrawing():
+    """Runs steps of a model with layers that redraw: their buffers after each, and the last state."""
+    mechanisms = {
+        "performer": {"num_features": 5, "redraw_interval": 3},
+        "softmax": {"sigma_reparam": True},
+    }
+    graph, params, buffers = split_model(
+        make_model(attention="performer/softmax/performer", mechanisms=mechanisms)
+    )
+    state = initial_state(params, buffers, optax.sgd(RATE))
+    step = make_train_step(graph, optax.sgd(RATE), lambda count: RATE, accumulate=1)
+
+    def run(steps, start=None, keys=KEYS):
+        here, seen = copied(start or state), []
+        for _ in range(steps):
+            here = step(here, make_batch(), *keys)[0]
+            seen.append(copied(here).buffers)
+        return seen, here
+
+    return run
+
+
+class TestRedraw:
+    """New random features: at whole intervals, for each layer, and as a function of step and key."""
+
+    @staticmethod
+    def projection(buffers, layer=0):
+        return np.asarray(buffers["blocks"][layer]["attention"]["projection"])
+
+    def test_at_whole_intervals(self, redrawing):
+        drawn = [self.projection(buffers) for buffers in redrawing(7)[0]]
+        same = [np.array_equal(a, b) for a, b in itertools.pairwise(drawn)]
+        assert same == [True, True, False, True, True, False]
+
+    def test_layers_and_runs_draw_their_own(self, redrawing):
+        (*_, last), _ = redrawing(4)
+        assert not np.array_equal(self.projection(last, 0), self.projection(last, 2))
+        (*_, other), _ = redrawing(4, keys=(KEYS[0], jax.random.key(7)))
+        assert not np.array_equal(self.projection(last), self.projection(other))
+
+    def test_an_interrupted_run_draws_the_same(self, redrawing):
+        whole = redrawing(7)[0][-1]
+        seen, _ = redrawing(4, redrawing(3)[1])
+        jax.tree.map(np.testing.assert_array_equal, seen[-1], whole)
+
+    def test_the_spectral_norm_follows_the_matrix(self, redrawing):
+        _, state = redrawing(7)
+        query = state.params["blocks"][1]["attention"]["query"]
+        left = np.linalg.svd(np.asarray(query["kernel"]))[0][:, 0]
+        kept = state.buffers["blocks"][1]["attention"]["query"]["left"]
+        assert abs(left @ np.asarray(kept)) > 0.99
 
 
 @pytest.mark.parametrize("kind", ["classify", "tag", "match"])

@@ -15,13 +15,15 @@ SCALE = 0.7
 
 
 def naive(query, key, value, mask, causal, keep=1.0):
-    """softmax(scale · q kᵀ) ∘ keep · v; a query without keys gets zeros."""
+    """softmax(scale · q kᵀ) ∘ keep · v and log Σ exp; a query without keys gets zeros and −∞."""
     logits = jnp.einsum("bhqd,bhkd->bhqk", query, key) * SCALE
     seen = visible(mask, query.shape[2], causal)
     top = jnp.where(seen, logits, jnp.finfo(logits.dtype).min).max(-1, keepdims=True)
     weights = jnp.where(seen, jnp.exp(jnp.where(seen, logits - top, 0)), 0)
     total = weights.sum(-1, keepdims=True)
-    return (weights / jnp.where(total > 0, total, 1) * keep) @ value
+    safe = jnp.where(total > 0, total, 1)
+    log_total = jnp.where(total > 0, top + jnp.log(safe), -jnp.inf)[..., 0]
+    return (weights / safe * keep) @ value, log_total
 
 
 def mask_of(key_dropout, rate, batch, heads, length, keys):
@@ -49,9 +51,9 @@ def arrays(length, keys, *, batch=3, heads=2, width=3, value_width=5, dtype=jnp.
 
 
 def with_gradients(attend, query, key, value, cotangent):
-    """Output and the three gradients of Σ cotangent ∘ output."""
-    out, pull = jax.vjp(attend, query, key, value)
-    return out, *pull(cotangent)
+    """Outputs and the three gradients of Σ cotangent ∘ output + Σ rows of it ∘ log Σ exp."""
+    (out, log_total), pull = jax.vjp(attend, query, key, value)
+    return out, log_total, *pull((cotangent, cotangent.sum(-1).astype(log_total.dtype)))
 
 
 @functools.partial(jax.jit, static_argnames=("causal", "rate", "query_block", "key_block"))
@@ -74,7 +76,9 @@ def check(length, keys, *, causal, rate=0.0, query_block=8, key_block=4):
         *arrays(length, keys), jax.random.key(5),
         causal=causal, rate=rate, query_block=query_block, key_block=key_block,
     )  # fmt: skip
-    for name, a, b in zip(("out", "d_query", "d_key", "d_value"), fast, reference, strict=True):
+    for name, a, b in zip(
+        ("out", "log_total", "d_query", "d_key", "d_value"), fast, reference, strict=True
+    ):
         assert a.dtype == jnp.float64
         np.testing.assert_allclose(a, b, atol=1e-10, err_msg=name)
     return fast
@@ -112,7 +116,7 @@ def test_dropout_needs_key_and_rate_and_follows_the_key(x64):
         return [
             blockwise_softmax(
                 query, key, value, mask, scale=SCALE, dropout_rate=rate, dropout_key=used
-            )
+            )[0]
             for rate, used in ((0.0, None), (0.5, None), (0.0, dropout_key), (0.5, dropout_key))
         ]
 
@@ -138,13 +142,15 @@ def test_what_masked_keys_hold_does_not_matter(x64):
         found = run(jnp.where(real, key, fill), jnp.where(real, value, fill))
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_array_equal(a, b)
-    for gradient in expected[2:]:
+    for gradient in expected[3:]:
         np.testing.assert_array_equal(jnp.where(real, 0, gradient), 0)
 
 
 def test_a_query_without_keys_gets_zeros_and_gives_none(x64):
     assert not arrays(40, 40)[-1][2].any()
-    for array in check(40, 40, causal=False):
+    out, log_total, *gradients = check(40, 40, causal=False)
+    assert np.isneginf(log_total[2]).all()
+    for array in (out, *gradients):
         np.testing.assert_array_equal(array[2], 0)
         assert np.abs(array[0]).max() > 0
 
@@ -160,15 +166,22 @@ def test_extreme_logits(causal, x64):
     wide = [x.astype(jnp.float64) for x in (query, key, value, cotangent)]
     # naive multiplies by SCALE.
     wide[0] = wide[0] * (0.5 / SCALE)
-    out, d_query, d_key, d_value = with_gradients(
+    out, log_total, d_query, d_key, d_value = with_gradients(
         functools.partial(naive, mask=mask, causal=causal), *wide
     )
-    expected = out, d_query * (0.5 / SCALE), d_key, d_value
+    expected = out, log_total, d_query * (0.5 / SCALE), d_key, d_value
     assert np.abs(np.einsum("bhqd,bhkd->bhqk", query, key)).max() > 1e4
     # The gradients of q and k are sums of k or q times differences of cotangent · value that cancel
     # where one weight is 1: a few roundings of those, not of the result.
     rounding = 2.0**-22 * np.abs(cotangent @ value.swapaxes(-1, -2)).max()
-    bounds = 1e-5, rounding * np.abs(key).max(), rounding * np.abs(query).max(), 1e-5
+    largest = np.abs(np.where(np.isfinite(log_total), log_total, 0)).max()
+    bounds = (
+        1e-5,
+        2.0**-22 * largest,
+        rounding * np.abs(key).max(),
+        rounding * np.abs(query).max(),
+        1e-5,
+    )
     for a, b, bound in zip(found, expected, bounds, strict=True):
         assert a.dtype == jnp.float32
         np.testing.assert_allclose(a, b, atol=bound)
@@ -185,7 +198,8 @@ def test_first_blocks_without_a_visible_key():
     expected = with_gradients(tail, query, key[:, :, 30:], value[:, :, 30:], cotangent)
     np.testing.assert_allclose(found[0], expected[0], atol=1e-3)
     # Logits in the hundreds carry a rounding of 3e-5, and the gradient of q multiplies it by k.
-    for a, b in zip(found[1:], expected[1:], strict=True):
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5)
+    for a, b in zip(found[2:], expected[2:], strict=True):
         a = a if a.shape == b.shape else a[:, :, 30:]
         np.testing.assert_allclose(a, b, atol=5e-3 * np.abs(b).max())
 

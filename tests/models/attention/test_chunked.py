@@ -30,7 +30,13 @@ def start():
 
 
 def causal(query, key, value, mask=MASK, chunk_size=7):
-    return chunked.causal(start(), query, key, value, mask, chunk_size=chunk_size)[1]
+    sums = chunked.causal(start(), query, key, value, mask, chunk_size=chunk_size)[1]
+    return chunked.divide(sums.numerator, sums.denominator)
+
+
+def bidirectional(query, key, value, mask=MASK):
+    sums = chunked.bidirectional(query, key, value, mask)
+    return chunked.divide(sums.numerator, sums.denominator)
 
 
 def naive(query, key, value, mask=MASK, causal=True):
@@ -69,8 +75,56 @@ def test_causal_at_any_chunk_size(chunk_size, x64):
 
 
 def test_bidirectional(x64):
-    fast = functools.partial(chunked.bidirectional, mask=MASK)
-    assert_close(with_gradients(fast)(*arrays()), reference(False))
+    assert_close(with_gradients(bidirectional)(*arrays()), reference(False))
+
+
+def decays():
+    """Log scales from −50 to 50, log gates from 0 to −1000."""
+    rng = np.random.default_rng(1)
+    shape = (BATCH, HEADS, LENGTH)
+    gates = -np.exp(rng.uniform(-8, 7, shape)) * (rng.random(shape) < 0.7)
+    return jnp.asarray(50 * rng.uniform(-1, 1, shape)), jnp.asarray(gates)
+
+
+def naive_decayed(query, key, value, scale, gate):
+    """The sums written down, relative to each row's largest weight."""
+    gate = jnp.where(MASK[:, None], gate, 0)
+    seen = visible(MASK, LENGTH, True)
+    logs = scale[..., None, :] + chunked.segment_sums(gate)
+    logs = jnp.where(seen, logs, -jnp.inf)
+    top = logs.max(-1, keepdims=True)
+    strength = jnp.where(seen, jnp.exp(logs - jnp.where(jnp.isfinite(top), top, 0)), 0)
+    weights = query @ key.swapaxes(-1, -2) * strength
+    return weights @ value, weights.sum(-1), strength.sum(-1)
+
+
+@pytest.mark.parametrize("chunk_size", (1, 3, LENGTH))
+def test_scales_and_gates(chunk_size, x64):
+    query, key, value, cotangent = arrays()
+    scale, gate = decays()
+
+    def fast(*args):
+        sums = chunked.causal(
+            start(), *args[:3], MASK, chunk_size=chunk_size, log_scale=args[3], log_gate=args[4]
+        )[1]
+        return sums.numerator, sums.denominator, sums.count
+
+    def ratio(form):
+        def run(*args):
+            numerator, denominator, _ = form(*args)
+            return (chunked.divide(numerator, denominator) * cotangent).sum()
+
+        return jax.jit(jax.grad(run, argnums=(0, 1, 2, 3, 4)))
+
+    args = (query, key, value, scale, gate)
+    assert_close(jax.jit(fast)(*args), naive_decayed(*args))
+    assert_close(ratio(fast)(*args), ratio(naive_decayed)(*args))
+
+
+def test_segment_sums_do_not_cancel():
+    sums = chunked.segment_sums(jnp.array([0.0, -1e8, -0.5, -0.25]))
+    np.testing.assert_allclose(sums[3], [-1e8, -0.75, -0.25, 0], rtol=1e-6)
+    np.testing.assert_array_equal(sums[0], 0)
 
 
 def test_continued_state(x64):
@@ -80,8 +134,8 @@ def test_continued_state(x64):
     state, outputs, first = start(), [], 0
     for last in (7, 8, 20):
         parts = (x[:, :, first:last] for x in (query, key, value))
-        state, out = step(state, *parts, MASK[:, first:last])
-        outputs.append(out)
+        state, sums = step(state, *parts, MASK[:, first:last])
+        outputs.append(chunked.divide(sums.numerator, sums.denominator))
         first = last
     np.testing.assert_allclose(np.concatenate(outputs, 2), expected, atol=1e-10)
     real = jnp.where(MASK[:, None, :, None], key, 0)
@@ -99,7 +153,7 @@ def test_pads_leave_the_state_as_it_is(x64):
     np.testing.assert_array_equal(after.normaliser, before.normaliser)
 
 
-@pytest.mark.parametrize("form", (causal, functools.partial(chunked.bidirectional, mask=MASK)))
+@pytest.mark.parametrize("form", (causal, bidirectional))
 def test_what_pads_hold_does_not_matter(form):
     query, key, value, cotangent = arrays()
     real = MASK[:, None, :, None]
@@ -120,12 +174,13 @@ def test_sums_of_bfloat16_are_in_float32():
     ones = jnp.ones((1, 1, 1000, 1), jnp.bfloat16)
     mask = jnp.ones((1, 1000), bool)
     state = chunked.LinearState.zeros(1, 1, 1, 1, jnp.dtype("float32"))
-    state, out = chunked.causal(state, ones, ones, ones, mask, chunk_size=100)
+    state, sums = chunked.causal(state, ones, ones, ones, mask, chunk_size=100)
     # A sum in bfloat16 sticks at 256.
     assert state.normaliser.dtype == jnp.float32 and state.normaliser[0, 0, 0] == 1000
     assert state.outer[0, 0, 0, 0] == 1000
-    np.testing.assert_allclose(out, 1, rtol=1e-6)
-    np.testing.assert_allclose(chunked.bidirectional(ones, ones, ones, mask), 1, rtol=1e-6)
+    assert sums.denominator[0, 0, -1] == sums.count[0, 0, -1] == 1000
+    both = chunked.bidirectional(ones, ones, ones, mask)
+    assert both.numerator[0, 0, 0, 0] == both.denominator[0, 0, 0] == both.count[0, 0, 0] == 1000
 
 
 def test_divide():

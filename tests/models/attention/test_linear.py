@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 
 from models.attention import Features, build
-from models.attention.linear import KEY_FLOOR, key_features, log_elu_plus_one, query_features
+from models.attention.kernel import KEY_FLOOR, HeadNorm
+from models.attention.linear import log_elu_plus_one, over_largest
 
 X = jnp.array([-20.0, -3.0, -1e-3, 0.0, 1e-3, 2.0, 50.0, 1e4])
 
@@ -19,6 +20,14 @@ def elu_plus_one(x):
 
 def make(causal, **own):
     return build("linear", dim=8, num_heads=2, max_length=9, causal=causal, rngs=nnx.Rngs(0), **own)
+
+
+def key_features(x):
+    return make(True).key_features(x)[0]
+
+
+def query_features(x):
+    return make(True).query_features(x)
 
 
 class TestFeatures:
@@ -95,6 +104,66 @@ class TestRows:
         features = Features(query, key, value)
         np.testing.assert_allclose(layer.weights(features, mask), weights, rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(layer.mix(features, mask), weights @ value, atol=1e-5)
+
+
+class TestOtherMaps:
+    @pytest.mark.parametrize(
+        ("name", "formula"),
+        [
+            ("relu", lambda x: np.maximum(x, 0)),
+            ("relu2", lambda x: np.maximum(x, 0) ** 2),
+            ("exp", lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True)),
+        ],
+    )
+    def test_formulas(self, name, formula):
+        layer = make(False, feature_map=name)
+        x = np.asarray(jax.random.normal(jax.random.key(0), (2, 2, 5, 4)))
+        expected = formula(x)
+        np.testing.assert_allclose(
+            layer.key_features(jnp.asarray(x))[0], np.maximum(expected, KEY_FLOOR), rtol=1e-5
+        )
+        top = expected.max(-1, keepdims=True)
+        np.testing.assert_allclose(
+            layer.query_features(jnp.asarray(x)), expected / np.where(top > 0, top, 1), rtol=1e-5
+        )
+
+    def test_over_largest_keeps_zeros(self):
+        rows = over_largest(jnp.array([[0.0, 0.0], [-4.0, 2.0]]))
+        np.testing.assert_array_equal(rows, [[0, 0], [-1, 0.5]])
+
+    def test_unknown_map(self):
+        with pytest.raises(ValueError, match="one of elu, relu, relu2, exp; got 'cos'"):
+            make(False, feature_map="cos")
+
+    def test_taylor_is_the_exponential_to_second_order(self):
+        layer = build(
+            "taylor", dim=8, num_heads=2, max_length=9, causal=False, rngs=nnx.Rngs(0),
+            feature_dim=6, normalise=False,
+        )  # fmt: skip
+        query, key = jax.random.normal(jax.random.key(0), (2, 1, 2, 9, 6))
+        dots = jnp.einsum(
+            "bhlm,bhsm->bhls", layer.query_features(query), layer.key_features(key)[0]
+        )
+        s = query @ key.swapaxes(-1, -2) / 6**0.5
+        np.testing.assert_allclose(dots, 1 + s + s**2 / 2, rtol=1e-5, atol=1e-5)
+        assert layer.num_features == 1 + 6 + 21
+        assert layer.query.out_features == 12 and layer.value.out_features == 8
+
+    def test_hedgehog_starts_at_the_softmax_of_plus_and_minus_x(self):
+        layer = build("hedgehog", dim=8, num_heads=2, max_length=9, causal=False, rngs=nnx.Rngs(0))
+        key = jax.random.normal(jax.random.key(0), (1, 2, 9, 4))
+        expected = jax.nn.softmax(jnp.concatenate([key, -key], -1))
+        np.testing.assert_allclose(layer.key_features(key)[0], expected, rtol=1e-6)
+
+    def test_without_a_denominator_heads_are_normalised(self):
+        layer = make(False, normalise=False)
+        mixed = jax.random.normal(jax.random.key(0), (1, 2, 9, 4)) * 1e3
+        norm = HeadNorm(4)
+        np.testing.assert_allclose((norm(mixed) ** 2).mean(-1), 1, rtol=1e-5)
+        np.testing.assert_allclose(norm(mixed * 1e25), norm(mixed), rtol=1e-5)
+        np.testing.assert_array_equal(norm(jnp.zeros((1, 2, 9, 4))), 0)
+        expected = layer.out(layer.merge_heads(norm(mixed)))
+        np.testing.assert_array_equal(layer.finish(mixed, None), expected)
 
 
 class TestState:
