@@ -84,6 +84,7 @@ class Softmax(Attention):
         length = max(common["max_length"], 2)
         self.scale = scale
         self.temperature = float(temperature)
+        self.logit_scale = self.key_dim**-0.5 / self.temperature
         self.log_base = float(log_base or length)
         heads = self.num_heads
         self.log_multiplier: Any = (
@@ -107,24 +108,22 @@ class Softmax(Attention):
             if isinstance(projection, SpectralLinear):
                 projection.iterate()
 
-    def multiplier(self, mask: Bool[Array, "B S"]) -> Float[Array, "#B #H #L"] | float:
-        """β of each query, without the adaptive temperature."""
-        if self.scale == "fixed":
-            return 1 / self.temperature
+    def multiplier(self, mask: Bool[Array, "B S"]) -> Float[Array, "#B #H #L"] | None:
+        """β of each query where it is not one number for all; without the adaptive temperature."""
         if self.log_multiplier is not None:
-            return jnp.exp(jnp.asarray(self.log_multiplier[...]))[None, :, None]
+            return jnp.exp(self.log_multiplier[...])[None, :, None]
         if self.length_factor is not None:
             length = jnp.log(seen_keys(mask, self.causal))
-            return jnp.asarray(self.length_factor[...])[None, :, None] * length
+            return self.length_factor[...][None, :, None] * length
         if self.scale == "log_base":
             return jnp.log(jnp.maximum(seen_keys(mask, self.causal), 2)) / math.log(self.log_base)
-        return 1.0
+        return None
 
     def _scaled(self, query: Array, mask: Array) -> Array:
         """The queries times β."""
         factor = self.multiplier(mask)
-        if isinstance(factor, float):
-            return query if factor == 1 else (query * factor).astype(query.dtype)
+        if factor is None:
+            return query
         wide = query.astype(jnp.promote_types(query.dtype, jnp.float32))
         return (wide * factor[..., None]).astype(query.dtype)
 
@@ -132,7 +131,7 @@ class Softmax(Attention):
         """The adaptive temperature: queries times β(H) of the entropy H, in nats, of their row."""
         if self.scale != "adaptive":
             return features
-        scale = self.key_dim**-0.5
+        scale = self.logit_scale
         # With keys in the place of values the output is the mean key, and q·that the mean logit.
         mean, log_total = blockwise_softmax(
             features.query, features.key, features.key, mask, scale=scale, causal=self.causal
@@ -156,7 +155,7 @@ class Softmax(Attention):
             features.key,
             features.value,
             mask,
-            scale=self.key_dim**-0.5,
+            scale=self.logit_scale,
             causal=self.causal,
             dropout_rate=self.dropout,
             dropout_key=dropout_key,
@@ -168,9 +167,10 @@ class Softmax(Attention):
 
     def weights(self, features: Features, mask: Bool[Array, "B S"]) -> Float[Array, "B H L S"]:
         """See `Attention.weights`."""
-        factor = self.multiplier(mask)
-        factor = factor if isinstance(factor, float) else factor[..., None]
-        logits = features.query @ features.key.swapaxes(-1, -2) / self.key_dim**0.5 * factor
+        logits = features.query @ features.key.swapaxes(-1, -2)
+        logits = logits / self.key_dim**0.5 / self.temperature
+        if (factor := self.multiplier(mask)) is not None:
+            logits = logits * factor[..., None]
         seen = visible(mask, features.query.shape[2], self.causal)
         logits = jnp.where(seen, logits, -jnp.inf)
         if self.sink is None:
