@@ -10,8 +10,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from models.attention import ATTENTION, Attention, build
 from models.attention.stack import parse_stack
+from models.dropout import Dropout
 from models.embeddings import Embedding
 from models.heads import POOLS, Head, pool
+from models.recompute import recomputed
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float64}
 
@@ -38,14 +40,34 @@ class MLP(nnx.Module):
         init = nnx.initializers.xavier_uniform()
         self.up = nnx.Linear(dim, hidden, dtype=dtype, kernel_init=init, rngs=rngs)
         self.down = nnx.Linear(hidden, dim, dtype=dtype, kernel_init=init, rngs=rngs)
-        self.dropout = nnx.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def __call__(
-        self, x: Float[Array, "B L D"], *, deterministic: bool, rngs: nnx.Rngs | None = None
+        self,
+        x: Float[Array, "B L D"],
+        *,
+        norm: nnx.Module,
+        deterministic: bool,
+        rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "B L D"]:
-        """Applies the MLP to each position."""
-        hidden = self.dropout(nnx.gelu(self.up(x)), deterministic=deterministic, rngs=rngs)
-        return self.down(hidden)
+        """Applies `norm`, then the MLP, to each position. Of both, x and Dense(hidden) are stored."""
+        hidden = recomputed(_normed, (norm, self.up), x)
+        if self.dropout.rate and not deterministic:
+            hidden = recomputed(_gelu, (), hidden)
+            return self.down(self.dropout(hidden, deterministic=False, rngs=rngs))
+        return recomputed(_gelu_dense, (self.down,), hidden)
+
+
+def _normed(norm: Any, dense: Any, x: Array) -> Array:
+    return dense(norm(x).astype(x.dtype))
+
+
+def _gelu(x: Array) -> Array:
+    return nnx.gelu(x)
+
+
+def _gelu_dense(dense: Any, x: Array) -> Array:
+    return dense(nnx.gelu(x))
 
 
 class Block(nnx.Module):
@@ -74,7 +96,7 @@ class Block(nnx.Module):
         self.attention = attention
         self.mlp_norm = layer_norm(dim, rngs, dtype) if mlp_dim else None
         self.mlp = MLP(dim, mlp_dim, dropout=dropout, rngs=rngs, dtype=dtype) if mlp_dim else None
-        self.dropout = nnx.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def __call__(
         self,
@@ -86,10 +108,9 @@ class Block(nnx.Module):
     ) -> Float[Array, "B L D"]:
         """One layer over a batch; `mask` True marks real tokens."""
         mode = {"deterministic": deterministic, "rngs": rngs}
-        mixed = self.attention(self.attention_norm(x).astype(x.dtype), mask=mask, **mode)
-        x = x + self.dropout(mixed, **mode)
+        x = x + self.dropout(self.attention(x, mask=mask, norm=self.attention_norm, **mode), **mode)
         if self.mlp is not None and self.mlp_norm is not None:
-            x = x + self.dropout(self.mlp(self.mlp_norm(x).astype(x.dtype), **mode), **mode)
+            x = x + self.dropout(self.mlp(x, norm=self.mlp_norm, **mode), **mode)
         return x
 
 
@@ -216,7 +237,7 @@ class Transformer(nnx.Module):
             rngs=rngs,
             dtype=compute,
         )
-        self.dropout = nnx.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def state_floats(self, length: int) -> int:
         """Numbers that the attention layers keep of `length` tokens of one example."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from lra.training.checkpoint import FOLDER, Checkpoints
 from lra.training.start import check_data, read_run
 from lra.training.state import count_parameters, split_model
 from lra.training.step import make_eval_step
+from lra.training.writer import METRICS_FILE
 
 RESULTS_FILE = "results.jsonl"
 
@@ -202,7 +204,19 @@ def _provenance(workdir: Path, config: configs.Config) -> dict[str, Any]:
         "train_commit": run.get("commit"),
         "command": " && ".join(filter(None, [run.get("command"), provenance.command()])),
         "run_platform": jax.devices()[0].platform,
+        "temporary_bytes": run.get("temporary_bytes"),
+        "step_ms": _step_ms(workdir),
     }
+
+
+def _step_ms(workdir: Path) -> float | None:
+    """Median milliseconds of a training step, from the lines of metrics; the first compiles."""
+    try:
+        rows = read_rows(workdir / METRICS_FILE)
+    except (OSError, UserError):
+        return None
+    rates = [row["steps_per_second"] for row in rows if "steps_per_second" in row][1:]
+    return 1000 / statistics.median(rates) if rates else None
 
 
 def _store(path: Path, rows: list[dict[str, Any]]) -> None:

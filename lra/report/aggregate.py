@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,6 +65,26 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What a setting costs at its training length; None where no row says it.
+
+    Attributes:
+        state_floats: Numbers that the attention layers keep of one example.
+        mixing_flops: Floating-point operations of their mixing, per token.
+        step_ms: Milliseconds of a training step, the median over a run.
+        temporary_bytes: Memory that the compiled step needs beside parameters and data.
+    """
+
+    state_floats: Range | None = None
+    mixing_flops: Range | None = None
+    step_ms: Range | None = None
+    temporary_bytes: Range | None = None
+
+
+COSTS = tuple(field.name for field in fields(Cost))
+
+
+@dataclass(frozen=True)
 class Line:
     """One setting: an attention stack with its configuration, at one kind of checkpoint.
 
@@ -78,8 +98,7 @@ class Line:
     config_hash: str
     checkpoint: str
     params: Range | None
-    state_floats: Range | None
-    mixing_flops: Range | None
+    cost: Cost
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
 
@@ -157,6 +176,12 @@ def make_cell(rows: Sequence[Row]) -> Cell:
     )
 
 
+def make_cost(rows: Iterable[Row]) -> Cost:
+    """The costs that rows of one setting state for its training length."""
+    own = [row for row in rows if row.eval_length == row.train_length]
+    return Cost(**{name: value_range(getattr(row, name) for row in own) for name in COSTS})
+
+
 def bin_label(low: int, high: int | None) -> str:
     """`256-511` for 256 <= length < 512, `1024+` where there is no upper end."""
     if high is None:
@@ -224,10 +249,18 @@ def _notes(
     notes += [
         f"{stack} has {count} configurations, told apart by the start of their config hash"
         for stack, count in sorted(several.items())
+        if any(line.stack == stack and line.label.endswith("]") for line in lines)
     ]
     if any(found is not None and found.low != found.high for found in examples):
         notes.append("the number of test examples differs between rows of one column")
     return tuple(notes)
+
+
+def _label(stack: str, named: str | None, short: str | None) -> str:
+    """The stack, and what tells this configuration from others of it."""
+    if named:
+        return f"{stack} ({named})"
+    return f"{stack} [{short}]" if short else stack
 
 
 def _missing_notes(missing: Iterable[Planned]) -> list[str]:
@@ -263,6 +296,7 @@ def _make_table(
         settings[row.stack, row.config_hash, row.checkpoint].append(row)
     several = {stack: len(found) for stack, found in hashes.items() if len(found) > 1}
     short = {stack: _short_hashes(hashes[stack]) for stack in several}
+    named = {h: run.named for run in planned for h in hashes_of.get(run.setting, ()) if run.named}
     lines = []
     for (stack, config_hash, checkpoint), own in sorted(
         settings.items(), key=lambda item: (*item[0][:2], CHECKPOINTS.index(item[0][2]))
@@ -272,13 +306,12 @@ def _make_table(
             at[row.column].append(row)
         lines.append(
             Line(
-                label=f"{stack} [{short[stack][config_hash]}]" if stack in several else stack,
+                label=_label(stack, named.get(config_hash), short.get(stack, {}).get(config_hash)),
                 stack=stack,
                 config_hash=config_hash,
                 checkpoint=checkpoint,
                 params=value_range(row.params for row in own),
-                state_floats=value_range(row.state_floats for row in own),
-                mixing_flops=value_range(row.mixing_flops for row in own),
+                cost=make_cost(own),
                 seeds=tuple(sorted({row.seed for row in own} | known[config_hash])),
                 cells=tuple(make_cell(at[column[:2]]) for column in columns),
             )
@@ -286,13 +319,12 @@ def _make_table(
     for (stack, _, _), runs in sorted(absent.items()):
         lines.append(
             Line(
-                label=stack,
+                label=_label(stack, runs[0].named, None),
                 stack=stack,
                 config_hash="",
                 checkpoint="best",
                 params=None,
-                state_floats=None,
-                mixing_flops=None,
+                cost=Cost(),
                 seeds=tuple(sorted(run.seed for run in runs)),
                 cells=tuple(make_cell([]) for _ in columns),
             )

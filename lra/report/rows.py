@@ -27,6 +27,8 @@ class Row:
         majority: Accuracy of always answering the most frequent label of the training set.
         state_floats: Numbers that the attention layers keep of an example of `eval_length` tokens.
         mixing_flops: Floating-point operations of their mixing, per token.
+        step_ms: Milliseconds of a training step.
+        temporary_bytes: Memory of the compiled training step beside parameters and data.
         source: `file:line` the row was read from, or "" for a row that was never in a file.
     """
 
@@ -49,6 +51,8 @@ class Row:
     params: int
     state_floats: int | None
     mixing_flops: float | None
+    step_ms: float | None
+    temporary_bytes: float | None
     config_hash: str
     versions: tuple[tuple[str, str], ...]
     commit: str | None
@@ -138,6 +142,11 @@ def _bin(record: Mapping[str, Any]) -> tuple[int, int | None] | None:
     )
 
 
+def _optional(record: Mapping[str, Any], key: str) -> float | None:
+    value = record.get(key)
+    return float(value) if isinstance(value, int | float) and _is_number(value) else None
+
+
 def parse_row(record: object, source: str = "") -> Row:
     """Checks one decoded result row. Unknown keys are ignored.
 
@@ -146,7 +155,8 @@ def parse_row(record: object, source: str = "") -> Row:
         source: `file:line` it came from, kept for messages.
 
     Returns:
-        The row. `loss`, `state_floats`, `mixing_flops`, `versions`, `commit` and `command` may be absent.
+        The row. `loss`, `state_floats`, `mixing_flops`, `step_ms`,
+        `temporary_bytes`, `versions`, `commit` and `command` may be absent.
 
     Raises:
         ValueError: It is not an object, lacks a needed key, or a value is not acceptable.
@@ -170,13 +180,14 @@ def parse_row(record: object, source: str = "") -> Row:
         for key in NEEDED
     }
     loss, state_floats = record.get("loss"), record.get("state_floats")
-    flops = record.get("mixing_flops")
     commit, command = record.get("commit"), record.get("command")
     return Row(
         bin=_bin(record),
         loss=float(loss) if isinstance(loss, int | float) and _is_number(loss) else None,
         state_floats=state_floats if _is_int(state_floats) else None,
-        mixing_flops=float(flops) if isinstance(flops, int | float) and _is_number(flops) else None,
+        mixing_flops=_optional(record, "mixing_flops"),
+        step_ms=_optional(record, "step_ms"),
+        temporary_bytes=_optional(record, "temporary_bytes"),
         versions=tuple(sorted((str(name), str(value)) for name, value in versions.items())),
         commit=commit if isinstance(commit, str) and commit else None,
         command=command if isinstance(command, str) and command else None,

@@ -18,6 +18,7 @@ class Planned:
     Attributes:
         folder: Where it runs; its results file is in there.
         setting: The sweep's file and the number of the setting in it.
+        named: What tells the setting from others of its stack: `model.dtype=bfloat16`; may be "".
         lengths: Evaluation lengths in tokens.
         state: `done`, `failed`, `stopped`, `running` or `left`.
         reason: Of a failed run: the last line it said.
@@ -25,6 +26,7 @@ class Planned:
 
     folder: str
     setting: tuple[str, int]
+    named: str
     task: str
     stack: str
     split: str
@@ -99,6 +101,7 @@ def _planned(path: Path, run: Mapping[str, Any]) -> Planned:
     return Planned(
         folder=str(path.parent / str(run["name"])),
         setting=(str(path), int(run["setting"])),
+        named=str(run["named"]),
         task=str(run["task"]),
         stack=str(run["stack"]),
         split=str(run["split"]),

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lra.report.aggregate import Cell, Column, Range, Table, make_tables
+from lra.report.aggregate import COSTS, Cell, Column, Range, Table, make_tables
 from lra.report.read import drop_duplicates
 from lra.report.rows import parse_row
 
@@ -18,7 +18,8 @@ NOT_APPLICABLE = "-"
 
 CSV_FIELDS = (
     *("task", "split", "view", "train_length", "data"),
-    *("stack", "config_hash", "checkpoint", "params", "state_floats", "mixing_flops"),
+    *("stack", "config_hash", "checkpoint", "params"),
+    *("state_floats", "mixing_flops", "step_ms", "temporary_bytes"),
     *("eval_length", "bin_low", "bin_high"),
     *("mean", "se", "se_over", "n_seeds", "seeds", "n"),
     *("loss", "chance", "majority"),
@@ -84,21 +85,44 @@ def caption(table: Table) -> str:
     """What the numbers mean, their unit and the data they were measured on."""
     what = "bins of true example length" if table.group.view == "bin" else "evaluation lengths"
     data = table.group.data or "not stated"
-    return (
-        f"Accuracy (%), mean ± standard error. Columns: {what} in tokens. State: numbers that attention "
-        f"keeps of an example; it and the mixing FLOPs grow with the length for some. Data: {data}."
-    )
+    return f"Accuracy (%), mean ± standard error. Columns: {what} in tokens. Data: {data}."
+
+
+#: What the columns of `cost_grid` are.
+COST_CAPTION = (
+    "Cost at the training length. State: numbers that the attention layers keep of one example. "
+    "FLOPs: of their mixing alone, projections left out. Step: forward, backward and optimizer, on the "
+    "machine of the run. Temporary: memory of the compiled step beside parameters and data."
+)
+
+
+def cost_grid(table: Table) -> list[list[str]]:
+    """Parameters, state, FLOPs, time and memory of each line as unescaped cells, the header first."""
+    head = ["parameters", "state", "mixing FLOPs/token", "ms/step", "temporary MB"]
+    body = [["stack", *head]]
+    for line in table.lines:
+        cost = line.cost
+        counts = (line.params, cost.state_floats, cost.mixing_flops)
+        step, memory = _decimal(cost.step_ms, 1.0), _decimal(cost.temporary_bytes, 1e-6)
+        body.append([line.label, *map(_integers, counts), step, memory])
+    return [[printable(cell) for cell in row] for row in body]
+
+
+def _decimal(values: Range | None, factor: float) -> str:
+    if values is None:
+        return MISSING
+    low, high = (f"{factor * value:,.1f}" for value in values)
+    return low if low == high else f"{low} to {high}"
 
 
 def grid(table: Table) -> list[list[str]]:
     """The table as cells of unescaped text, the header first; no cell is empty."""
-    tail = ["parameters", "state", "mixing FLOPs/token", "n seeds", "seeds"]
+    tail = ["parameters", "n seeds", "seeds"]
     body = [["stack", "checkpoint", *(column.label for column in table.columns), *tail]]
     for line in table.lines:
         cells = [format_cell(cell, len(line.seeds)) for cell in line.cells]
         seeds = ", ".join(map(str, line.seeds))
-        cost = (line.params, line.state_floats, line.mixing_flops)
-        last = [*map(_integers, cost), str(len(line.seeds)), seeds]
+        last = [_integers(line.params), str(len(line.seeds)), seeds]
         body.append([line.label, line.checkpoint, *cells, *last])
     rest = [NOT_APPLICABLE] * len(tail)
     for name, values in (("chance", table.chance), ("majority", table.majority)):
@@ -132,7 +156,10 @@ def format_text(table: Table) -> str:
     """The table as aligned plain text with its caption, notes and provenance."""
     below = [*table.notes, *provenance_lines(table)]
     parts = [title(table), caption(table), "", aligned(grid(table))]
-    return "\n".join([*(map(printable, parts[:2])), *parts[2:], *map(printable, below)]) + "\n"
+    text = "\n".join([*(map(printable, parts[:2])), *parts[2:], *map(printable, below)]) + "\n"
+    if table.group.view == "length":
+        text += f"\n{aligned(cost_grid(table))}\n"
+    return text
 
 
 def text_tables(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -179,6 +206,8 @@ def format_markdown(table: Table, slug: str) -> str:
     """
     lines = [f"## {escape(title(table))}", "", escape(caption(table)), ""]
     lines += markdown_rows(grid(table))
+    if table.group.view == "length":
+        lines += ["", escape(COST_CAPTION), "", *markdown_rows(cost_grid(table))]
     lines += ["", *(f"- {escape(note)}" for note in table.notes)]
     lines += [f"- {escape(line)}" for line in provenance_lines(table)]
     lines += [f"- full precision: [CSV]({slug}.csv); plot: [SVG]({slug}.svg), [PNG]({slug}.png)"]
@@ -225,7 +254,8 @@ def format_csv(table: Table) -> str:
     writer.writerow(CSV_FIELDS)
     for line in table.lines:
         setting = (line.stack, line.config_hash, line.checkpoint)
-        cost = tuple(map(_exact, (line.params, line.state_floats, line.mixing_flops)))
+        costs = (getattr(line.cost, name) for name in COSTS)
+        cost = tuple(map(_exact, (line.params, *costs)))
         for column, cell in zip(table.columns, line.cells, strict=True):
             where = (column.eval_length, *_bounds(column))
             mean = (_number(cell.mean), _number(cell.se), cell.se_over)

@@ -224,6 +224,7 @@ class Driver:
             {
                 "name": item.run.name,
                 "setting": item.run.setting,
+                "named": self._sweep.settings[item.run.setting].told,
                 "task": item.run.task,
                 "stack": item.run.stack,
                 "seed": item.run.seed,

@@ -26,10 +26,14 @@ class Setting:
     named: tuple[str, ...] = ()
 
     @property
+    def told(self) -> str:
+        """The values that tell this setting from others of its config."""
+        return ", ".join(f"{key}={value}" for key, value in self.values if key in self.named)
+
+    @property
     def label(self) -> str:
         """The config, and the values that tell this setting from others."""
-        told = [f"{key}={value}" for key, value in self.values if key in self.named]
-        return ", ".join([self.config, *told])
+        return ", ".join(filter(None, (self.config, self.told)))
 
 
 @dataclasses.dataclass(frozen=True)

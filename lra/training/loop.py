@@ -28,7 +28,14 @@ from lra.signals import Stopped, StopRequest
 from lra.tasks import Task
 from lra.training.checkpoint import Checkpoints
 from lra.training.optimizer import make_optimizer, make_schedule
-from lra.training.start import announce, check_batch, check_data, restore, settle
+from lra.training.start import (
+    announce,
+    check_batch,
+    check_data,
+    note_memory,
+    restore,
+    settle,
+)
 from lra.training.state import TrainState, count_parameters, initial_state, split_model
 from lra.training.step import MODEL_KEYS, make_eval_step, make_train_step
 from lra.training.writer import MetricWriter
@@ -94,7 +101,8 @@ def _train(given: configs.Config, workdir: Path) -> None:
         writer = MetricWriter(workdir, step=start, tensorboard=config.run.tensorboard)
         with contextlib.closing(writer), StopRequest() as stop:
             _steps(
-                config, task, graph, optimizer, schedule, state, start, mesh, checkpoints, writer, stop
+                config, workdir, task, graph, optimizer, schedule, state, start, mesh, checkpoints,
+                writer, stop,
             )  # fmt: skip
         write_whole(finished, json.dumps({"steps": last}) + "\n")
     print(
@@ -104,6 +112,7 @@ def _train(given: configs.Config, workdir: Path) -> None:
 
 def _steps(
     config: configs.Config,
+    workdir: Path,
     task: Task,
     graph: nnx.GraphDef,
     optimizer: Any,
@@ -117,7 +126,9 @@ def _steps(
 ) -> None:
     """The loop itself; see `train` for the order of a step."""
     last = config.train.steps
-    train_step = make_train_step(graph, optimizer, schedule, accumulate=config.train.accumulate)
+    train_step: Any = make_train_step(
+        graph, optimizer, schedule, accumulate=config.train.accumulate
+    )
     eval_step = make_eval_step(graph)
     keys = named_key(config.seed, "dropout"), named_key(config.seed, "redraw")
     batches = train_batches(
@@ -165,6 +176,9 @@ def _steps(
         for step in range(start + 1, last + 1):
             batch = next(stream)
             device_batch = devices.put_batch({k: batch[k] for k in MODEL_KEYS}, mesh)
+            if step == start + 1:
+                train_step = train_step.lower(state, device_batch, *keys).compile()
+                note_memory(workdir, train_step.memory_analysis())
             state, metrics = train_step(state, device_batch, *keys)
             write_pending()
             pending = (step, metrics, int(np.count_nonzero(batch["mask"])))

@@ -138,3 +138,15 @@ def announce(
         f"model: {config.model.attention}, {parameters:,} parameters, config {facts['config_hash']}"
     )
     print(f"workdir: {workdir}" + (f", resumed at step {start}" if start else ""), flush=True)
+
+
+def note_memory(workdir: Path, memory: Any) -> None:
+    """Adds the compiled step's temporary memory, in bytes, to what the run says of itself.
+
+    Args:
+        workdir: the run's directory.
+        memory: what XLA says of the compiled step; None where a backend says nothing.
+    """
+    if memory is not None:
+        facts = {**read_run(workdir), "temporary_bytes": memory.temp_size_in_bytes}
+        write_whole(workdir / RUN_FILE, json.dumps(facts, indent=2) + "\n")

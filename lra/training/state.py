@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Int
 
 from models.encoder import Transformer
 
@@ -20,13 +19,13 @@ class TrainState:
     """Everything that a checkpoint holds. Plain nested dicts: they flatten fast at every step.
 
     Attributes:
-        step: optimizer steps done.
+        step: optimizer steps done, an integer array (JAX puts stand-ins in its place as well).
         params: trained arrays.
         buffers: arrays that are saved and not trained.
         opt_state: the optimizer's.
     """
 
-    step: Int[Array, ""]
+    step: Any
     params: dict[str, Any]
     buffers: dict[str, Any]
     opt_state: Any

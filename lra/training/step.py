@@ -124,7 +124,7 @@ def make_train_step(
         safe = jnp.maximum(weight, 1)
         grads = jax.tree.map(lambda g: g / safe, grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        params: Any = optax.apply_updates(state.params, updates)
         metrics = {
             "loss_sum": loss,
             "correct": correct,
@@ -132,7 +132,7 @@ def make_train_step(
             "grad_norm": optax.tree.norm(grads),
             "learning_rate": schedule(state.step),
         }
-        new = TrainState(state.step + 1, params, buffers, opt_state)  # pyright: ignore[reportArgumentType]
+        new = TrainState(state.step + 1, params, buffers, opt_state)
         return new, metrics
 
     return jax.jit(train_step, donate_argnums=(0,))

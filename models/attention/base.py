@@ -12,6 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from models.embeddings import rotate
+from models.recompute import recomputed
 
 
 class Buffer(nnx.Variable):
@@ -148,6 +149,10 @@ class SpectralLinear(nnx.Module):
         right = right / jnp.maximum(jnp.linalg.norm(right), 1e-30)
         norm = left @ kernel @ right
         return x.astype(self.dtype) @ (self.gain[...] * kernel / norm).astype(self.dtype)
+
+
+def _normed_project(norm: Any, attention: Any, x: Array, mask: Array) -> Any:
+    return attention.project(norm(x).astype(x.dtype), mask)
 
 
 class Attention(nnx.Module):
@@ -329,6 +334,7 @@ class Attention(nnx.Module):
         mask: Bool[Array, "B L"],
         deterministic: bool,
         rngs: nnx.Rngs | None = None,
+        norm: nnx.Module | None = None,
     ) -> Float[Array, "B L D"]:
         """One attention layer over a batch.
 
@@ -337,6 +343,7 @@ class Attention(nnx.Module):
             mask: True for a real token, False for padding.
             deterministic: False trains with attention dropout, which then needs `rngs`.
             rngs: stream `dropout`.
+            norm: applied to x first; its result is not stored for the backward pass.
 
         Raises:
             ValueError: if dropout is on and `rngs` is missing.
@@ -346,7 +353,10 @@ class Attention(nnx.Module):
             if rngs is None:
                 raise ValueError("attention dropout needs rngs when deterministic is False")
             key = rngs.dropout()
-        features = self.project(x, mask)
+        if norm is None:
+            features = self.project(x, mask)
+        else:
+            features = recomputed(_normed_project, (norm, self), x, mask)
         if deterministic:
             features = self.adapt(features, mask)
         return self.finish(self.mix(features, mask, key), features)

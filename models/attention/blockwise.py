@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Key, UInt32
 
-from models.attention.dropout import keep_multiplier
+from models.dropout import keep_multiplier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +140,10 @@ def _attend(
 
 
 def _attend_fwd(plan: _Plan, query: Array, key: Array, value: Array, mask: Array, seed: Array):
-    out, top, inverse = _forward(plan, query, key, value, mask, seed)
+    # Named, so that a checkpointed layer keeps them instead of running this loop once more.
+    out, top, inverse = (
+        checkpoint_name(x, "attention") for x in _forward(plan, query, key, value, mask, seed)
+    )
     return (out, _log_total(top, inverse)), (query, key, value, mask, seed, out, top, inverse)
 
 

@@ -295,7 +295,7 @@ class TestRefused:
             ({"qkv_dim": 7}, r"got 2 and 7"),
             ({"qkv_dim": 6, "positions": "rotary"}, r"even head width, got 3"),
             ({"attention": "linear/softmax", "num_layers": 3}, r"lists 2 layers, .*num_layers=3"),
-            ({"attention": "softmx"}, r"'softmx'.* softmax, linear.* mean 'softmax'"),
+            ({"attention": "softmx"}, r"'softmx'.* softmax, ssmax, linear.* mean 'softmax'"),
             ({"mechanisms": {"linear": {"dropout": 0.1}}}, r"Linear has no .*got 0\.1"),
         ],
     )

@@ -7,8 +7,8 @@ import pytest
 from lra.report.write import load_report, write_report
 
 RUN = {
-    "setting": 0, "task": "recall", "stack": "linear", "seed": 0, "rate": 0.01, "train_length": 64,
-    "lengths": [64, 128], "split": "test", "tested": True, "state": "done", "reason": "",
+    "setting": 0, "named": "", "task": "recall", "stack": "linear", "seed": 0, "rate": 0.01,
+    "train_length": 64, "lengths": [64, 128], "split": "test", "tested": True, "state": "done", "reason": "",
 }  # fmt: skip
 CHOICE = {
     "task": "recall", "stack": "linear", "setting": "configs/recall.py", "seed": 0, "chosen": 0.01,
@@ -29,7 +29,14 @@ def sweep(make_run, make_row):
     runs = [
         {**RUN, "name": "a"},
         {**RUN, "name": "b", "seed": 1, "state": "failed", "reason": "loss is nan"},
-        {**RUN, "name": "c", "setting": 1, "stack": "softmax", "state": "left"},
+        {
+            **RUN,
+            "name": "c",
+            "setting": 1,
+            "named": "model.dim=8",
+            "stack": "softmax",
+            "state": "left",
+        },
         {**RUN, "name": "d", "setting": 2, "stack": "other", "train_length": 16, "state": "left"},
         {**RUN, "name": "e", "tested": False, "state": "not chosen"},
     ]
@@ -41,8 +48,8 @@ def sweep(make_run, make_row):
 def test_missing_seeds_and_settings_are_rows(sweep):
     tables = load_report([sweep]).tables
     assert [table.group.train_length for table in tables] == [16, 64]
-    there = {line.label: line for line in tables[1].lines}
-    assert set(there) == {"linear", "softmax"}
+    there = {line.stack: line for line in tables[1].lines}
+    assert [line.label for line in tables[1].lines] == ["linear", "softmax (model.dim=8)"]
     assert there["linear"].seeds == (0, 1)
     assert there["linear"].cells[0].seeds == (0,)
     assert there["softmax"].seeds == (0,)

@@ -21,8 +21,9 @@ def table(make_row):
     return make
 
 
-def _line(text: str, start: str) -> list[str]:
-    (line,) = (line for line in text.splitlines() if line.startswith(start))
+def _line(text: str, start: str, table: int = 0) -> list[str]:
+    """Cells of a line of the results (table 0) or of the costs (table 1)."""
+    line = [line for line in text.splitlines() if line.startswith(start)][table]
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
 
 
@@ -39,17 +40,17 @@ def test_text_table_shows_every_cell(make_row):
                 majority=0.3,
                 state_floats=1024,
                 mixing_flops=2560.0,
+                step_ms=3.21,
             ),
         ]
     )
     assert _line(text, "stack") == [
-        *("stack", "checkpoint", "64", "128", "parameters", "state", "mixing FLOPs/token"),
-        *("n seeds", "seeds"),
+        *("stack", "checkpoint", "64", "128", "parameters", "n seeds", "seeds"),
     ]
     # The two accuracies 0.7 and 0.9 have sd 0.1 * sqrt(2), hence a standard error of 0.1.
     assert _line(text, "softmax") == [
         *("softmax", "best", "80.00 ± 10.00", "50.00 ± 2.00† (1 of 2 seeds)"),
-        *("91,234", "missing", "missing", "2", "0, 1"),
+        *("91,234", "2", "0, 1"),
     ]
     assert _line(text, "gla") == [
         "gla",
@@ -62,11 +63,16 @@ def test_text_table_shows_every_cell(make_row):
         "1",
         "0",
     ]
-    assert _line(text, "chance") == ["chance", "-", "12.50", "12.50", *["-"] * 5]
+    assert _line(text, "chance") == ["chance", "-", "12.50", "12.50", *["-"] * 3]
     assert _line(text, "majority") == [
-        *("majority", "-", "20.00 to 30.00", "missing", *["-"] * 5),
+        *("majority", "-", "20.00 to 30.00", "missing", *["-"] * 3),
     ]
     assert _line(text, "test examples")[2:4] == ["1,000", "1,000"]
+    assert _line(text, "stack", 1) == [
+        *("stack", "parameters", "state", "mixing FLOPs/token", "ms/step", "temporary MB"),
+    ]
+    assert _line(text, "softmax", 1) == ["softmax", "91,234", *["missing"] * 4]
+    assert _line(text, "gla", 1) == ["gla", "7", "1,024", "2,560", "3.2", "missing"]
     assert "commits: abc123 (4 rows)" in text
     assert "versions: jax 0.10.2" in text
 
@@ -122,8 +128,8 @@ def test_markdown_table_keeps_its_shape_whatever_the_values(table):
         "slug",
     )
     rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(rows) == 6
-    assert {line.count("|") for line in rows} == {9}
+    assert len(rows) == 6 + 3
+    assert {line.count("|") for line in rows} == {7}
     assert "<i>" not in text
     assert text.count("</details>") == 1
     assert "\n````\nc ``` |\n````\n" in text

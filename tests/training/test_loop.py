@@ -58,7 +58,7 @@ def entering_state(monkeypatch, config, workdir):
     """The state with which the loop would begin; runs no step."""
     seen = []
 
-    def stub(config, task, graph, optimizer, schedule, state, start, *rest):
+    def stub(config, workdir, task, graph, optimizer, schedule, state, start, *rest):
         seen.append((start, state))
 
     with monkeypatch.context() as patch:

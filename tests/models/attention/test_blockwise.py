@@ -9,7 +9,7 @@ import pytest
 
 from models.attention.base import visible
 from models.attention.blockwise import blockwise_softmax
-from models.attention.dropout import keep_multiplier
+from models.dropout import keep_multiplier
 
 SCALE = 0.7
 

@@ -1,9 +1,13 @@
-"""Attention dropout whose mask is a function of a weight's position, not of how it is computed."""
+"""Dropout whose mask is a function of a number's position, not of how it is computed."""
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Float, Int, UInt32
+
+from models.recompute import recomputed
 
 
 def _scramble(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
@@ -55,3 +59,43 @@ def keep_multiplier(
         word = _scramble(row_word[..., None] ^ column_word)
     kept = word >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
     return jnp.where(kept, jnp.float32(1 / (1 - rate)), jnp.float32(0))
+
+
+class Dropout(nnx.Module):
+    """Zeroes each number with a probability and multiplies the rest by 1/(1 − rate).
+
+    The mask is computed again in the backward pass: nothing of it is stored, and it costs less than
+    reading it would.
+
+    Args:
+        rate: in [0, 1).
+    """
+
+    def __init__(self, rate: float):
+        self.rate = rate
+
+    def __call__(
+        self,
+        x: Float[Array, "B L D"],
+        *,
+        deterministic: bool,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "B L D"]:
+        """Drops where `deterministic` is False.
+
+        Raises:
+            ValueError: if dropout is on and `rngs`, stream `dropout`, is missing.
+        """
+        if deterministic or not self.rate:
+            return x
+        if rngs is None:
+            raise ValueError("dropout needs rngs when deterministic is False")
+        seed = jax.random.bits(rngs.dropout(), (2,), jnp.uint32)
+        batch, length, width = x.shape
+
+        def drop(x: Array, seed: Array) -> Array:
+            rows, columns = jnp.arange(length), jnp.arange(width)
+            keep = keep_multiplier(seed, self.rate, batch, 1, rows, columns)
+            return x * keep[:, 0].astype(x.dtype)
+
+        return recomputed(drop, (), x, seed)

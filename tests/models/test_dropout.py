@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.attention.dropout import keep_multiplier
+from models.dropout import keep_multiplier
 
 BATCH, HEADS, LENGTH = 2, 3, 192
 SEED = (12345, 67890)
