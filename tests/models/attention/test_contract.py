@@ -415,3 +415,19 @@ class TestForms:
         assert relative(joined, np.where(keep, layer.mix(features, mask), 0)) < 1e-10
         parallel = layer.weights(features, mask) @ features.value
         assert relative(joined, np.where(keep, parallel, 0)) < 1e-10
+
+
+class TestCosts:
+    """What the report says of state and FLOPs."""
+
+    @cases()
+    def test_state_is_what_the_recurrent_form_keeps(self, case):
+        layer = case.make(64)
+        floats = layer.state_floats(64)
+        assert floats > 0 and layer.mixing_flops(64) > 0
+        if not hasattr(layer, "init_state") or not layer.causal:
+            return
+        kept = sum(leaf.size for leaf in jax.tree.leaves(layer.init_state(1)))
+        assert floats <= kept <= floats + 2 * HEADS
+        assert layer.state_floats(10**6) == floats
+        assert layer.mixing_flops(10**6) == layer.mixing_flops(64)
