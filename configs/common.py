@@ -49,6 +49,28 @@ ATTENTION_DEFAULTS: dict[str, dict[str, Any]] = {
         "redraw_interval": 0,
         "chunk_size": 128,
     },
+    "gla": {
+        "gate_start": "paper",  # paper: forgets in 23 tokens; spread: from 1 to the training length
+        "gate_rank": 16,
+        "gate_divisor": 16.0,
+        "output_gate": True,  # swish(W x) on the output; q and k are then half as wide as v
+        "chunk_size": 16,
+    },
+    "retnet": {"output_gate": True, "chunk_size": 64},
+    "lightning": {"output_gate": True, "chunk_size": 64},
+    "mamba2": {"output_gate": True, "chunk_size": 64},
+    "deltanet": {
+        "beta_max": 1.0,  # 1, or 2 for negative eigenvalues
+        "output_gate": False,
+        "short_conv": 4,
+        "chunk_size": 64,
+    },
+    "gated_deltanet": {
+        "beta_max": 1.0,
+        "output_gate": True,
+        "short_conv": 4,
+        "chunk_size": 64,
+    },
 }
 
 

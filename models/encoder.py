@@ -215,6 +215,7 @@ class Transformer(nnx.Module):
                         "qkv_dim": qkv_dim,
                         "rotary": positions == "rotary",
                         "short_conv": short_conv,
+                        "depth": index / num_layers,
                         "dropout": attention_dropout if ATTENTION[name].has_weights else 0.0,
                         **mechanisms.get(name, {}),
                     },
@@ -225,7 +226,7 @@ class Transformer(nnx.Module):
                 rngs=rngs,
                 dtype=compute,
             )
-            for name in parse_stack(attention, num_layers)
+            for index, name in enumerate(parse_stack(attention, num_layers))
         )
         self.final_norm = layer_norm(dim, rngs, compute)
         self.head = Head(

@@ -16,6 +16,7 @@ from flax import nnx
 from models.attention.base import Attention, Buffer, Features
 from models.attention.linear import Hedgehog, Linear, Taylor
 from models.attention.performer import Performer
+from models.attention.recurrent import GLA, DeltaNet, GatedDeltaNet, Lightning, Mamba2, RetNet
 from models.attention.rfa import RFA
 from models.attention.softmax import Softmax, SSMax
 
@@ -27,6 +28,12 @@ ATTENTION: dict[str, type[Attention]] = {
     "hedgehog": Hedgehog,
     "performer": Performer,
     "rfa": RFA,
+    "gla": GLA,
+    "retnet": RetNet,
+    "lightning": Lightning,
+    "mamba2": Mamba2,
+    "deltanet": DeltaNet,
+    "gated_deltanet": GatedDeltaNet,
 }
 
 __all__ = ["ATTENTION", "Attention", "Buffer", "Features", "build", "keywords", "unknown_name"]

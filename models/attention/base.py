@@ -44,6 +44,16 @@ def visible(mask: Bool[Array, "B S"], length: int, causal: bool) -> Bool[Array, 
     return jnp.tril(seen) if causal else seen
 
 
+def unit(x: Float[Array, "*B K"]) -> Float[Array, "*B K"]:
+    """x/‖x‖ in float32 or better; 0 stays 0."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    # Relative to the largest entry first: squares of 1e-30 or 1e30 leave the range.
+    top = jax.lax.stop_gradient(jnp.abs(wide).max(-1, keepdims=True))
+    wide = wide / jnp.where(top > 0, top, 1)
+    square = (wide**2).sum(-1, keepdims=True)
+    return wide * jax.lax.rsqrt(jnp.where(square > 0, square, 1))
+
+
 class ShortConv(nnx.Module):
     """Depthwise causal convolution over positions, started at the identity plus N(0, 0.25²).
 
@@ -179,6 +189,7 @@ class Attention(nnx.Module):
         dropout: rate at which attention weights are dropped, for mechanisms that have weights.
         rotary: rotates queries and keys by their position before anything else touches them.
         short_conv: taps of a causal convolution in front of the projections; 0 for none.
+        depth: share of the model's layers that lie below this one, in [0, 1).
 
     Raises:
         ValueError: for widths that do not divide, or a dropout rate that cannot be honoured.
@@ -203,6 +214,7 @@ class Attention(nnx.Module):
         dropout: float = 0.0,
         rotary: bool = False,
         short_conv: int = 0,
+        depth: float = 0.0,
     ):
         name = type(self).__name__
         width = qkv_dim or dim
@@ -233,6 +245,7 @@ class Attention(nnx.Module):
         self.causal = causal
         self.dropout = dropout
         self.rotary = rotary
+        self.depth = depth
         self.dtype = dtype
 
         def dense(fan_in: int, fan_out: int) -> nnx.Linear:

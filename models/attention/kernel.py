@@ -32,10 +32,10 @@ class HeadNorm(nnx.Module):
         """Normalises the last axis."""
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         # Relative to the largest entry: the square of a sum over a long sequence may overflow.
-        top = jax.lax.stop_gradient(jnp.abs(wide).max(-1, keepdims=True))
-        wide = wide / jnp.maximum(top, 1e-30)
+        top = jax.lax.stop_gradient(jnp.maximum(jnp.abs(wide).max(-1, keepdims=True), 1))
+        wide = wide / top
         mean = (wide**2).mean(-1, keepdims=True)
-        return (wide * jax.lax.rsqrt(mean + 1e-6) * self.scale[...]).astype(x.dtype)
+        return (wide * jax.lax.rsqrt(mean + 1e-5 / top**2) * self.scale[...]).astype(x.dtype)
 
 
 class KernelAttention(Attention):

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from models.attention import chunked
-from models.attention.base import Buffer, Features, GateProjection, visible
+from models.attention.base import Buffer, Features, GateProjection, unit, visible
 from models.attention.kernel import KernelAttention
 
 FEATURE_MAPS = ("sincos", "arccos")
@@ -30,16 +30,6 @@ class GatedFeatures(Features):
     """
 
     gate: Float[Array, "B H L"]
-
-
-def unit(x: Float[Array, "*B K"]) -> Float[Array, "*B K"]:
-    """x/‖x‖ in float32 or better; 0 stays 0."""
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    # Relative to the largest entry first: squares of 1e-30 or 1e30 leave the range.
-    top = jax.lax.stop_gradient(jnp.abs(wide).max(-1, keepdims=True))
-    wide = wide / jnp.where(top > 0, top, 1)
-    square = (wide**2).sum(-1, keepdims=True)
-    return wide * jax.lax.rsqrt(jnp.where(square > 0, square, 1))
 
 
 class RFA(KernelAttention):

@@ -40,6 +40,8 @@ VARIANTS = {
     "hedgehog": ({"normalise": False},),
     "performer": ({"num_features": 13}, {"kernel": "relu", "redraw_interval": 0}),
     "rfa": ({"feature_map": "arccos", "num_features": 5}, {"gate": True}),
+    "gla": ({"gate_start": "spread", "chunk_size": 7}, {"output_gate": False}),
+    "deltanet": ({"beta_max": 2.0, "output_gate": True},),
 }
 
 
@@ -300,13 +302,16 @@ class TestSameExampleSameResult:
         run = jitted(layer, call)
         full = np.where(keep, run(x, mask), 0)
         single = jnp.concatenate([run(x[b : b + 1], mask[b : b + 1]) for b in range(4)])
-        assert relative(np.where(keep, single, 0), full) < 1e-6
+        # A norm of each head makes rows that nearly cancel as large as the others, and their rounding
+        # with them.
+        bound = 1e-6 if getattr(layer, "head_norm", None) is None else 4e-6
+        assert relative(np.where(keep, single, 0), full) < bound
         np.testing.assert_array_equal(np.where(keep, run(x, mask), 0), full)
         graph, state = nnx.split(layer)
         stored = jax.tree.map(np.asarray, state)
         other = jitted(nnx.merge(graph, jax.tree.map(jnp.asarray, stored)), call)
         np.testing.assert_array_equal(np.where(keep, other(x, mask), 0), full)
-        assert relative(np.where(keep, call(layer, x, mask), 0), full) < 1e-6
+        assert relative(np.where(keep, call(layer, x, mask), 0), full) < bound
 
 
 class TestRange:
@@ -318,12 +323,20 @@ class TestRange:
         exact = case.make(257)
         coarse = case.make(257, jnp.bfloat16)
         out = jitted(coarse, call)(x.astype(jnp.bfloat16), mask)
-        assert out.dtype == jnp.bfloat16
-        keep = np.asarray(mask)[..., None]
+        assert out.dtype == jnp.bfloat16 and np.isfinite(np.asarray(out, np.float32)).all()
         # 8 bits of mantissa: 2^-8 for each of a handful of roundings along the way.
-        assert (
-            relative(np.where(keep, out, 0), np.where(keep, jitted(exact, call)(x, mask), 0)) < 3e-2
-        )
+        if getattr(exact, "head_norm", None) is None:
+            keep = np.asarray(mask)[..., None]
+            wanted = jitted(exact, call)(x, mask)
+        else:
+            # In front of the norm of each head, which makes rows that nearly cancel as large as others.
+            keep = np.asarray(mask)[:, None, :, None]
+            out = jitted(coarse, project_and_mix)(x.astype(jnp.bfloat16), mask)[1]
+            wanted = jitted(exact, project_and_mix)(x, mask)[1]
+        # A recurrence in both directions adds two results, of which parts may cancel.
+        both = hasattr(exact, "scan") and not case.causal
+        bound = 6e-2 if both else 3e-2
+        assert relative(np.where(keep, out, 0), np.where(keep, wanted, 0)) < bound
 
     @cases(("dtype", ("float32",), ("bfloat16",)))
     def test_extreme_features(self, case, dtype, x64):

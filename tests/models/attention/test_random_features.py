@@ -7,8 +7,9 @@ import pytest
 from flax import nnx
 
 from models.attention import Buffer, Features, build
+from models.attention.base import unit
 from models.attention.performer import log_positive_features, orthogonal_features
-from models.attention.rfa import LEAST_SHARE, unit
+from models.attention.rfa import LEAST_SHARE
 
 
 def make(name, causal=False, **own):

@@ -1,0 +1,159 @@
+"""Linear attention that forgets: the recurrence with gates and with the delta rule, over chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+
+def segment_decays(log_gate: Float[Array, "B H C G"]) -> Float[Array, "B H C C G"]:
+    """exp(g_{j+1} + … + g_i) at [i, j], 1 on the diagonal, 0 above it.
+
+    Each sum is taken by itself: a difference of two running sums loses what is small beside them, and
+    is no number where a gate is exactly 0 (its logarithm −∞).
+    """
+    size = log_gate.shape[2]
+    rows, columns = jnp.arange(size)[:, None], jnp.arange(size)[None, :]
+    below = (rows > columns)[..., None]
+    sums = jnp.where(below, log_gate[:, :, :, None], 0).cumsum(2)
+    return jnp.exp(jnp.where((rows >= columns)[..., None], sums, -jnp.inf))
+
+
+def _scan(
+    one_chunk: Callable[..., Any], state: Array, parts: tuple[Array, ...], chunk_size: int
+) -> tuple[Array, Array]:
+    """Carries the state over chunks of `[B, H, L, …]` arrays; zeros fill up the last chunk.
+
+    Each chunk is computed again in the backward pass, so that one state a chunk is stored.
+    """
+    batch, heads, length = parts[0].shape[:3]
+    size = min(chunk_size, length)
+    count = -(-length // size)
+
+    def chunks(x: Array) -> Array:
+        pad = ((0, 0), (0, 0), (0, count * size - length), *([(0, 0)] * (x.ndim - 3)))
+        return jnp.moveaxis(jnp.pad(x, pad).reshape(batch, heads, count, size, *x.shape[3:]), 2, 0)
+
+    state, out = jax.lax.scan(jax.checkpoint(one_chunk), state, tuple(map(chunks, parts)))
+    out = jnp.moveaxis(out, 0, 2).reshape(batch, heads, count * size, -1)
+    return state, out[:, :, :length]
+
+
+def gated(
+    state: Float[Array, "B H K V"],
+    query: Float[Array, "B H L K"],
+    key: Float[Array, "B H L K"],
+    value: Float[Array, "B H L V"],
+    log_gate: Float[Array, "B H L G"],
+    mask: Bool[Array, "B L"],
+    *,
+    chunk_size: int,
+) -> tuple[Float[Array, "B H K V"], Float[Array, "B H L V"]]:
+    """S_t = diag(α_t) S_{t−1} + k_t v_tᵀ, o_t = S_tᵀ q_t (Yang et al. 2024, arXiv 2312.06635, eq. 3).
+
+    Inside a chunk the weights A_ij = Σ_k q_ik k_jk exp(g_{j+1,k} + … + g_ik) are formed with every
+    exponent a sum of its own and never positive: nothing is divided by a running product of gates,
+    and gates may be anything from 1 to exactly 0. What came before enters through the state.
+
+    Args:
+        state: what the positions before the first left.
+        query: queries.
+        key: keys.
+        value: values.
+        log_gate: log α ≤ 0, −∞ allowed; G is K, or 1 for one gate a head.
+        mask: True for a real token; a pad leaves the state as it is.
+        chunk_size: C, in tokens; with G = K the weights take C²·K numbers a head while they are made.
+
+    Returns:
+        The state after the last position, and the outputs, in `promote_types(value, float32)`.
+    """
+    dtype = jnp.promote_types(value.dtype, jnp.float32)
+    real = mask[:, None, :, None]
+    parts = (
+        query.astype(dtype),
+        jnp.where(real, key, 0).astype(dtype),
+        jnp.where(real, value, 0).astype(dtype),
+        jnp.where(real, log_gate, 0).astype(dtype),
+    )
+
+    def one_chunk(state: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
+        q, k, v, g = chunk
+        decays = segment_decays(g)
+        if g.shape[-1] == 1:
+            weights = jnp.einsum("bhik,bhjk->bhij", q, k) * decays[..., 0]
+        else:
+            weights = (q[:, :, :, None] * k[:, :, None] * decays).sum(-1)
+        since = jnp.exp(g.cumsum(2))
+        out = jnp.einsum("bhij,bhjv->bhiv", weights, v)
+        out += jnp.einsum("bhik,bhkv->bhiv", q * since, state)
+        kept = jnp.einsum("bhjk,bhjv->bhkv", k * decays[:, :, -1], v)
+        return state * since[:, :, -1, :, None] + kept, out
+
+    return _scan(one_chunk, state, parts, chunk_size)
+
+
+def delta(
+    state: Float[Array, "B H K V"],
+    query: Float[Array, "B H L K"],
+    key: Float[Array, "B H L K"],
+    value: Float[Array, "B H L V"],
+    beta: Float[Array, "B H L"],
+    mask: Bool[Array, "B L"],
+    *,
+    chunk_size: int,
+    log_gate: Float[Array, "B H L"] | None = None,
+) -> tuple[Float[Array, "B H K V"], Float[Array, "B H L V"]]:
+    """S_t = α_t S_{t−1} + β_t k_t (v_t − α_t S_{t−1}ᵀ k_t)ᵀ, o_t = S_tᵀ q_t.
+
+    The delta rule (Yang et al. 2024, arXiv 2406.06484), with α its gated form (Yang et al. 2025, arXiv
+    2412.06464). The corrections u_t of a chunk solve one triangular system,
+    (I + tril(diag(β) K Kᵀ ∘ D, −1)) u = diag(β)(V − (K ∘ e^G) S), with D the decays between positions
+    and G since the chunk's start; then O = (Q ∘ e^G) S + tril(Q Kᵀ ∘ D) u.
+
+    Args:
+        state: what the positions before the first left.
+        query: queries.
+        key: keys, of norm at most 1 for a state that stays bounded.
+        value: values.
+        beta: strength of each correction.
+        mask: True for a real token; a pad leaves the state as it is.
+        chunk_size: C, in tokens.
+        log_gate: log α ≤ 0, −∞ allowed; None for α = 1.
+
+    Returns:
+        The state after the last position, and the outputs, in `promote_types(value, float32)`.
+    """
+    dtype = jnp.promote_types(value.dtype, jnp.float32)
+    real = mask[:, None, :, None]
+    gate = jnp.zeros(beta.shape, dtype) if log_gate is None else log_gate
+    parts = (
+        query.astype(dtype),
+        jnp.where(real, key, 0).astype(dtype),
+        jnp.where(real, value, 0).astype(dtype),
+        jnp.where(mask[:, None], beta, 0).astype(dtype),
+        jnp.where(mask[:, None], gate, 0).astype(dtype),
+    )
+
+    def one_chunk(state: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
+        q, k, v, b, g = chunk
+        size = q.shape[2]
+        decays = segment_decays(g[..., None])[..., 0]
+        since = jnp.exp(g.cumsum(-1))[..., None]
+        lower = jnp.tril(jnp.einsum("bhik,bhjk->bhij", k, k) * decays * b[..., None], -1)
+        system = lower + jnp.eye(size, dtype=dtype)
+        wanted = b[..., None] * (v - jnp.einsum("bhik,bhkv->bhiv", k * since, state))
+        corrections = jax.lax.linalg.triangular_solve(
+            system, wanted, left_side=True, lower=True, unit_diagonal=True
+        )
+        weights = jnp.einsum("bhik,bhjk->bhij", q, k) * decays
+        out = jnp.einsum("bhij,bhjv->bhiv", weights, corrections)
+        out += jnp.einsum("bhik,bhkv->bhiv", q * since, state)
+        left = decays[:, :, -1, :, None]
+        kept = jnp.einsum("bhjk,bhjv->bhkv", k * left, corrections)
+        return state * since[:, :, -1, :, None] + kept, out
+
+    return _scan(one_chunk, state, parts, chunk_size)
