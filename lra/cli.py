@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import os
 import re
 import signal
@@ -17,6 +16,7 @@ from ml_collections import ConfigDict
 
 from lra import lifeline
 from lra.errors import UserError
+from lra.modules import load_module
 from lra.names import suggest
 from lra.signals import Stopped
 
@@ -43,11 +43,7 @@ def _keys(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _load(path: str) -> tuple[Any, str | None]:
     """What a config file's `get_config` returns, and the file's docstring, for messages and help."""
     name, _, arg = path.partition(":")
-    spec = importlib.util.spec_from_file_location("_config", name)
-    if spec is None or spec.loader is None:
-        raise OSError(f"{name} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_module(name)
     return module.get_config(arg or None), module.__doc__
 
 

@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from lra.arguments import Parser
 from lra.report.rows import CHECKPOINTS, ReportError
 from lra.report.sweeps import choice_grid, missing_grid
 from lra.report.tables import aligned, format_text, printable
@@ -33,25 +33,14 @@ Example:
   python -m lra.report runs --checkpoint=best --out=reports/recall"""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {printable(message)}; see python -m lra.report --help\n")
-
-
 def _folder(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("a directory name is empty")
     return Path(text)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="python -m lra.report",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _parser() -> Parser:
+    parser = Parser("python -m lra.report", DESCRIPTION, EPILOG)
     parser.add_argument(
         "dirs", metavar="DIR", nargs="+", type=_folder, help="folder to search for results.jsonl"
     )
@@ -88,6 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ReportError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted; an earlier report is as it was", file=sys.stderr)
+        return 130
     warn(report.notices)
     try:
         print("\n".join(map(format_text, report.tables)))

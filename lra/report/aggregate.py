@@ -176,10 +176,15 @@ def make_cell(rows: Sequence[Row]) -> Cell:
     )
 
 
-def make_cost(rows: Iterable[Row]) -> Cost:
-    """The costs that rows of one setting state for its training length."""
+def make_cost(rows: Sequence[Row]) -> Cost:
+    """The costs that rows of one setting state; state and FLOPs are those at its training length."""
     own = [row for row in rows if row.eval_length == row.train_length]
-    return Cost(**{name: value_range(getattr(row, name) for row in own) for name in COSTS})
+    return Cost(
+        state_floats=value_range(row.state_floats for row in own),
+        mixing_flops=value_range(row.mixing_flops for row in own),
+        step_ms=value_range(row.step_ms for row in rows),
+        temporary_bytes=value_range(row.temporary_bytes for row in rows),
+    )
 
 
 def bin_label(low: int, high: int | None) -> str:

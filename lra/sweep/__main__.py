@@ -7,9 +7,10 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lra import provenance
+from lra.arguments import Parser, at_least
 from lra.errors import UserError, user_errors
 from lra.lock import lock
 from lra.signals import StopRequest
@@ -38,36 +39,14 @@ Example:
   python -m lra.sweep configs/sweeps/quickstart.py --workdir=runs/quickstart --jobs=2"""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; see python -m lra.sweep --help\n")
-
-
-def _at_least(least: int) -> Any:
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"\d+", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}")
-        return int(text)
-
-    return parse
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="python -m lra.sweep",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _parser() -> Parser:
+    parser = Parser("python -m lra.sweep", DESCRIPTION, EPILOG)
     add = parser.add_argument
     add("file", metavar="FILE[:arg]", help="sweep file with get_sweep(arg), as configs/sweeps/*.py")
     add("--workdir", metavar="DIR", type=Path, help="folder of the sweep, needed unless --dry_run")
     add("--dry_run", action="store_true", help="print the runs and their number, run nothing")
-    add("--jobs", type=_at_least(1), help="runs at once (default: 1; on a cluster 100)")
-    add(
-        "--retries", type=_at_least(0), default=1, help="further tries of a failed run (default: 1)"
-    )
+    add("--jobs", type=at_least(1), help="runs at once (default: 1; on a cluster 100)")
+    add("--retries", type=at_least(0), default=1, help="further tries of a failed run (default: 1)")
     add("--cluster", choices=("slurm", "local", "debug"), help="run through submitit")
     for name in ("partition", "account", "qos", "constraint"):
         add(f"--{name}", help=f"SLURM {name}")
@@ -77,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         ("mem_gb", "memory of a job, GB"),
         ("timeout_min", "time limit of a job, minutes; a job out of time is handed in again"),
     ):
-        add(f"--{name}", type=_at_least(0), help=what)
+        add(f"--{name}", type=at_least(0), help=what)
     return parser
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from lra.errors import UserError
+from lra.modules import load_module
 from lra.names import suggest
 from lra.sweep.grid import Setting, Sweep
 
@@ -65,16 +65,13 @@ def _flag(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _load_module(path: Path, name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
+def _load(file: str) -> Any:
+    """A config or sweep file's module (`UserError` for one that is not there or fails)."""
+    path = _find(file)
     try:
-        spec.loader.exec_module(module)
+        return load_module(path)
     except Exception as error:
         raise UserError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
-    return module
 
 
 def _find(file: str) -> Path:
@@ -96,7 +93,7 @@ def load_sweep(text: str) -> Sweep:
             that it refuses.
     """
     file, _, arg = text.partition(":")
-    module = _load_module(_find(file), "_sweep")
+    module = _load(file)
     if not hasattr(module, "get_sweep"):
         raise UserError(f"{file} defines no get_sweep(arg); see configs/sweeps/quickstart.py")
     try:
@@ -129,7 +126,7 @@ def _base(config: str) -> _Base:
     from lra.config import resolve
 
     file, _, arg = config.partition(":")
-    module = _load_module(_find(file), "_config")
+    module = _load(file)
     try:
         made = module.get_config(arg or None)
     except (ValueError, TypeError) as error:

@@ -7,11 +7,10 @@ What users of the task need is importable from here.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
+from lra.arguments import Parser, at_least
 from lra.errors import UserError
 from lra.tasks.listops_files import prepare
 from lra.tasks.listops_task import ListOps, root_operator_baseline, statistics
@@ -48,35 +47,13 @@ Example:
   python train.py --config=configs/listops.py:size=tiny --workdir=runs/listops"""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; see python -m lra.tasks.listops --help\n")
-
-
-def _natural(text: str) -> int:
-    """A number of the command line that is not negative."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 0, got {text!r}")
-    return number
-
-
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     configs = "\n".join(
         f"  {v.name:9}{v.min_length + 1} to {v.max_length - 1} tokens, depth at most {v.max_depth}, "
         f"at most {v.max_args} arguments; {v.train}/{v.validation}/{v.test} trees"
         for v in VARIANTS.values()
     )
-    parser = _Parser(
-        prog="python -m lra.tasks.listops",
-        description=_DESCRIPTION + configs,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("python -m lra.tasks.listops", _DESCRIPTION + configs, _EPILOG)
     parser.add_argument(
         "--config", required=True, choices=list(VARIANTS), help="which trees, and how many"
     )
@@ -86,12 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--workers",
-        type=_natural,
+        type=at_least(0),
         default=2,
         help="processes that generate; 0: this one (default: 2)",
     )
     parser.add_argument(
-        "--seed", type=_natural, default=0, help="root seed of the trees (default: 0)"
+        "--seed", type=at_least(0), default=0, help="root seed of the trees (default: 0)"
     )
     return parser
 

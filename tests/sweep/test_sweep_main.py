@@ -61,7 +61,7 @@ def test_jobs_must_be_a_number(capsys):
     with pytest.raises(SystemExit) as caught:
         main([QUICK, "--workdir=w", "--jobs=0"])
     assert caught.value.code == 2
-    assert "--jobs: must be a whole number of at least 1" in capsys.readouterr().err
+    assert "--jobs: expected a whole number of at least 1, got '0'" in capsys.readouterr().err
 
 
 def test_a_second_sweep_on_the_same_workdir_is_refused(tmp_path, capsys):
