@@ -1,7 +1,7 @@
 """How well kernel features stand for softmax: error, negative weights and time by number of features.
 
     python -m benchmarks.approximation --out=approximation
-    python -m benchmarks.approximation --redraws=50 --lengths=256
+    python -m benchmarks.approximation --redraws=50 --length=256
 
 Queries and keys are scaled so that softmax's kernel is exp(q·k); r is their norm. Three parts, each
 with its own columns in approximation.csv and printed as a table:

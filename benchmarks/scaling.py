@@ -102,6 +102,21 @@ def measure(
     )
 
 
+def lengths_of(text: str) -> list[int]:
+    """`4096,16384` as numbers: two at least, rising.
+
+    Raises:
+        argparse.ArgumentTypeError: for anything else.
+    """
+    try:
+        lengths = [int(part) for part in text.split(",")]
+    except ValueError:
+        lengths = []
+    if len(lengths) < 2 or lengths[0] < 1 or lengths != sorted(set(lengths)):
+        raise argparse.ArgumentTypeError(f"expected two or more rising lengths, got {text!r}")
+    return lengths
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the table; returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -111,19 +126,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--attention", nargs="+", choices=list(ATTENTION), metavar="NAME",
         help="default: all that claim O(L)",
     )  # fmt: skip
-    parser.add_argument("--lengths", default="4096,16384,65536", help="in tokens")
+    parser.add_argument(
+        "--lengths", type=lengths_of, default=[4096, 16384, 65536], help="in tokens, rising"
+    )
     parser.add_argument("--heads", type=int, default=2, help="H")
     parser.add_argument("--width", type=int, default=32, help="K, of a head")
     parser.add_argument("--runs", type=int, default=3, help="timed runs at each length")
     args = parser.parse_args(argv)
-    lengths = [int(text) for text in args.lengths.split(",")]
+    lengths = args.lengths
     head = "".join(f"{f'{n} ms':>12}{'MB':>9}" for n in lengths)
     print(f"forward and backward of mix, 1×{args.heads}×L×{args.width} float32")
-    print(f"{'mechanism':<14}{'form':<9}{head}{'slope ms':>10}{'slope MB':>10}")
+    print(f"{'mechanism':<16}{'form':<9}{head}{'slope ms':>10}{'slope MB':>10}")
     steep = []
     for name in args.attention or ATTENTION:
         for causal in (False, True):
-            start = f"{name:<14}{'causal' if causal else 'both':<9}"
+            start = f"{name:<16}{'causal' if causal else 'both':<9}"
             if not args.attention and not _may_be_linear(name, causal, args.heads, args.width):
                 continue
             found = measure(

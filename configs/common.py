@@ -62,13 +62,11 @@ ATTENTION_DEFAULTS: dict[str, dict[str, Any]] = {
     "deltanet": {
         "beta_max": 1.0,  # 1, or 2 for negative eigenvalues
         "output_gate": False,
-        "short_conv": 4,
         "chunk_size": 64,
     },
     "gated_deltanet": {
         "beta_max": 1.0,
         "output_gate": True,
-        "short_conv": 4,
         "chunk_size": 64,
     },
 }

@@ -26,11 +26,12 @@ def _backward(function: Callable[..., Any], residuals: Any, cotangent: Any) -> A
     # `jax.checkpoint` alone does not save memory on the CPU: XLA drops its barriers there and finds
     # that what is computed again is there already. Zero times a cotangent, which no pass may drop,
     # makes it something new.
-    zero = next(
-        leaf.ravel()[0] * 0
+    first = next(
+        leaf.ravel()[0]
         for leaf in jax.tree.leaves(cotangent)
         if jnp.issubdtype(leaf.dtype, jnp.floating)
     )
+    zero = jnp.where(jnp.isfinite(first), first, 0) * 0
     tie = functools.partial(jax.tree.map, lambda a: a + zero.astype(a.dtype))
     numbers, rest = _split(constants)
     constants = _join(tie(numbers), rest)

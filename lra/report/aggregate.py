@@ -71,7 +71,7 @@ class Cost:
     Attributes:
         state_floats: Numbers that the attention layers keep of one example.
         mixing_flops: Floating-point operations of their mixing, per token.
-        step_ms: Milliseconds of a training step, the median over a run.
+        step_ms: Milliseconds of a training step, the median over a run; input and saving included.
         temporary_bytes: Memory that the compiled step needs beside parameters and data.
     """
 
@@ -278,13 +278,16 @@ def _missing_notes(missing: Iterable[Planned]) -> list[str]:
 
 
 def _make_table(
-    group: Group, rows: Sequence[Row], planned: Sequence[Planned], hashes_of: _Hashes
+    group: Group,
+    rows: Sequence[Row],
+    planned: Sequence[Planned],
+    hashes_of: _Hashes,
+    there: set[str],
 ) -> Table:
     columns = make_columns(rows) or tuple(
         Column(length, None, str(length))
         for length in sorted({n for run in planned for n in run.lengths})
     )
-    there = {Path(row.file).parent.as_posix() for row in rows}
     missing = [run for run in planned if Path(run.folder).as_posix() not in there]
     absent: dict[tuple[str, str, int], list[Planned]] = defaultdict(list)
     known: dict[str, set[int]] = defaultdict(set)
@@ -361,7 +364,9 @@ def make_tables(rows: Iterable[Row], planned: Iterable[Planned] = ()) -> list[Ta
     """
     groups: dict[Group, list[Row]] = defaultdict(list)
     hash_of: dict[str, str] = {}
+    there: dict[str, set[str]] = defaultdict(set)  # folders that have rows, by split
     for row in rows:
+        there[row.split].add(Path(row.file).parent.as_posix())
         groups[Group(row.task, row.split, row.view, row.train_length, row.data)].append(row)
         hash_of[Path(row.file).parent.as_posix()] = row.config_hash
     plans: dict[tuple[str, str, int], list[Planned]] = defaultdict(list)
@@ -384,6 +389,7 @@ def make_tables(rows: Iterable[Row], planned: Iterable[Planned] = ()) -> list[Ta
             groups[group],
             plans[group.task, group.split, group.train_length],
             hashes_of,
+            there[group.split],
         )
         for group in sorted(groups, key=order)
     ]

@@ -20,7 +20,7 @@ class Planned:
         setting: The sweep's file and the number of the setting in it.
         named: What tells the setting from others of its stack: `model.dtype=bfloat16`; may be "".
         lengths: Evaluation lengths in tokens.
-        state: `done`, `failed`, `stopped`, `running` or `left`.
+        state: `done`, `failed`, `left`, or `running or interrupted`.
         reason: Of a failed run: the last line it said.
     """
 
@@ -109,7 +109,8 @@ def _planned(path: Path, run: Mapping[str, Any]) -> Planned:
         lengths=tuple(int(n) for n in run["lengths"]),
         seed=int(run["seed"]),
         rate=None if run["rate"] is None else float(run["rate"]),
-        state=str(run["state"]),
+        # A sweep that was killed says so for ever.
+        state="running or interrupted" if run["state"] == "running" else str(run["state"]),
         reason=str(run["reason"]),
     )
 

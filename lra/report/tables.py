@@ -91,8 +91,9 @@ def caption(table: Table) -> str:
 #: What the columns of `cost_grid` are.
 COST_CAPTION = (
     "Cost at the training length. State: numbers that the attention layers keep of one example. "
-    "FLOPs: of their mixing alone, projections left out. Step: forward, backward and optimizer, on the "
-    "machine of the run. Temporary: memory of the compiled step beside parameters and data."
+    "FLOPs: of their mixing alone, projections left out. Step: median wall time on the machine of the "
+    "run, input and saving included, beside whatever else ran there. Temporary: memory of the "
+    "compiled step beside parameters and data."
 )
 
 

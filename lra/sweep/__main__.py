@@ -50,13 +50,17 @@ def _parser() -> Parser:
     add("--cluster", choices=("slurm", "local", "debug"), help="run through submitit")
     for name in ("partition", "account", "qos", "constraint"):
         add(f"--{name}", help=f"SLURM {name}")
-    for name, what in (
-        ("gpus_per_node", "GPUs of a job"),
-        ("cpus_per_task", "CPU cores of a job"),
-        ("mem_gb", "memory of a job, GB"),
-        ("timeout_min", "time limit of a job, minutes; a job out of time is handed in again"),
+    for name, least, what in (
+        ("gpus_per_node", 0, "GPUs of a job"),
+        ("cpus_per_task", 1, "CPU cores of a job"),
+        ("mem_gb", 1, "memory of a job, GB"),
+        (
+            "timeout_min",
+            15,
+            "time limit of a job, minutes; out of time it saves and is queued again",
+        ),
     ):
-        add(f"--{name}", type=at_least(0), help=what)
+        add(f"--{name}", type=at_least(least), help=what)
     return parser
 
 
@@ -86,8 +90,14 @@ def _executor(args: argparse.Namespace) -> Any:
     from lra.sweep.cluster import ClusterExecutor
 
     if args.cluster == "slurm":
-        given.setdefault("slurm_signal_delay_s", 120)
-    given = {"name": "lra", **given}
+        if args.timeout_min is None:
+            raise UserError(
+                "--cluster=slurm needs --timeout_min, the time limit of a job in minutes"
+            )
+        given["slurm_signal_delay_s"] = 120
+        # A run may be handed in again as often as it takes.
+        given["slurm_max_num_timeout"] = 10_000
+    given = {"name": "lra", "timeout_min": 60 * 24 * 30, **given}
     return ClusterExecutor(args.workdir / "cluster", args.cluster, args.jobs or 100, given)
 
 
@@ -138,7 +148,7 @@ def _main(argv: Sequence[str] | None) -> int:
                 driver.run(executor, stop)
             finally:
                 executor.close()
-        if stop.signal:
+        if stop.signal and driver.unfinished:
             name = signal.Signals(stop.signal).name
             print(
                 f"stopped by {name}, {driver.unfinished} runs left; the same command goes on",
@@ -147,7 +157,7 @@ def _main(argv: Sequence[str] | None) -> int:
             return 128 + stop.signal
         _report(workdir)
         print(driver.summary())
-    return 1 if driver.failed else 0
+    return 1 if driver.failed or driver.unfinished else 0
 
 
 def _report(workdir: Path) -> None:

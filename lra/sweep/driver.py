@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 import time
@@ -14,7 +15,7 @@ from lra.files import write_whole
 from lra.progress import Progress
 from lra.signals import StopRequest
 from lra.sweep.grid import Sweep
-from lra.sweep.job import Job, Outcome, is_done, last_lines, make_job
+from lra.sweep.job import Job, Outcome, is_done, is_evaluated, last_lines, make_job
 from lra.sweep.plan import Run, is_search, planned
 from lra.sweep.selection import Candidate, candidates, choose
 
@@ -45,13 +46,14 @@ class Executor(Protocol):
 
 @dataclasses.dataclass
 class _Item:
-    """A run and how far it is. States: left, running, done, failed, stopped, not chosen."""
+    """A run and how far it is. States: left, running, done, failed, not chosen."""
 
     run: Run
     job: Job
     search: bool
     state: str = "left"
     attempts: int = 0
+    stops: int = 0
     reason: str = ""
 
 
@@ -111,7 +113,14 @@ class Driver:
             return
         failures = {item.run.name: item.reason for item in items if item.state == "failed"}
         found = candidates(runs, self._workdir, failures)
-        best = choose(found)
+        # Where runs of a rate have been tested, a rate that failed then and would win now comes too
+        # late: test is read at one rate.
+        tested = {
+            run.rate
+            for run in self._groups[index]
+            if is_evaluated(self._workdir / run.name, run.lengths, self._sweep.split)
+        }
+        best = choose([c for c in found if not tested or c.rate in tested])
         self._chosen[index] = (found, best)
         for item in items:
             if best is None or item.run.name != best.run:
@@ -148,7 +157,8 @@ class Driver:
         progress = Progress("sweep", self.planned, initial=counts["done"], unit="runs")
         self._write()
         told = False
-        with progress:
+        with progress, contextlib.ExitStack() as last:
+            last.callback(self._leave, running)
             while (self._pending and not stop.signal) or running:
                 if stop.signal and not told:
                     told = True
@@ -156,7 +166,7 @@ class Driver:
                     executor.stop()
                 while self._pending and len(running) < executor.slots and not stop.signal:
                     item = self._pending.popleft()
-                    item.state, item.attempts = "running", item.attempts + 1
+                    item.state = "running"
                     running[item.run.name] = item
                     executor.submit(item.job)
                     self._write()
@@ -173,22 +183,42 @@ class Driver:
                     progress.update(self._note(running), by=0)
                     time.sleep(0.1)
 
+    def _leave(self, running: Mapping[str, _Item]) -> None:
+        """However it ends, nothing is called running after it."""
+        for item in running.values():
+            item.state = "left"
+        self._write()
+
     def _end(self, item: _Item, outcome: Outcome, progress: Progress, *, stopping: bool) -> None:
         """Takes note of how a run ended; a failed one may be tried again."""
         name = item.run.name
-        if outcome.state == "failed" and item.attempts <= self._retries:
+        state, reason = outcome.state, ""
+        if state == "done" and not is_done(item.job):
+            # An earlier process handed in less of it.
+            state = "stopped"
+        if state == "stopped":
+            item.stops += 1
+            if not stopping and item.stops > PREEMPTIONS:
+                state, reason = "failed", f"stopped {PREEMPTIONS} times by something else"
+        elif state == "failed":
+            item.attempts += 1
+            reason = outcome.tail[-1] if outcome.tail else f"status {outcome.status}"
+        again = state == "stopped" or (
+            state == "failed" and outcome.state == "failed" and item.attempts <= self._retries
+        )
+        if stopping and state != "done":
+            # The sweep's own end: the same command goes on with it.
+            item.state = "left"
+            return
+        if again:
             item.state = "left"
             self._pending.append(item)
-            progress.say(f"{name} failed (status {outcome.status}), is tried again")
+            what = f"failed (status {outcome.status})" if state == "failed" else "was stopped"
+            progress.say(f"{name} {what}, is tried again")
+            for line in outcome.tail:
+                progress.say(f"    {line}")
             return
-        if outcome.state == "stopped" and not stopping and item.attempts <= PREEMPTIONS:
-            item.state = "left"
-            self._pending.append(item)
-            progress.say(f"{name} was stopped by something else, and saved; it goes on later")
-            return
-        item.state, item.reason = outcome.state, ""
-        if outcome.state == "failed":
-            item.reason = outcome.tail[-1] if outcome.tail else f"status {outcome.status}"
+        item.state, item.reason = state, reason
         self._choose(item.run.setting)
         progress.update(by=self.counts()["done"] - progress.done)
         progress.say(f"{outcome.state}: {name} ({outcome.seconds:.0f} s); {self._told()}")

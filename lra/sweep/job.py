@@ -194,7 +194,7 @@ def _run(
         if asked and time.monotonic() - asked > GRACE:
             process.kill()
         time.sleep(0.05)
-    return status
+    return 128 + signal.SIGTERM if asked and status else status
 
 
 def best_validation(workdir: Path) -> dict[str, Any] | None:

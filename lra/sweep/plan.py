@@ -12,10 +12,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from lra.config import check_lengths, resolve
 from lra.errors import UserError
 from lra.modules import load_module
 from lra.names import suggest
 from lra.sweep.grid import Setting, Sweep
+from lra.tasks.spec import SPLITS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,10 +109,36 @@ def load_sweep(text: str) -> Sweep:
 
 @dataclasses.dataclass(frozen=True)
 class _Base:
-    """What a config string gives, before values."""
+    """What a config string gives, before values.
 
+    Attributes:
+        given: the config.
+        keys: its leaves.
+        resolved: the config as training would take it.
+        checked: values of keys that training would take as well.
+    """
+
+    given: Any
     keys: dict[str, Any]
     resolved: Any
+    checked: set[tuple[str, str]]
+
+    def check(self, where: str, values: Mapping[str, Any]) -> None:
+        """Refuses keys, types and values that training would refuse (`UserError`).
+
+        Each value is tried by itself and once, because grids are large.
+        """
+        _check_types(where, values, self.keys)
+        for key, value in values.items():
+            if (key, repr(value)) in self.checked:
+                continue
+            tried = self.given.copy_and_resolve_references()
+            tried.update_from_flattened_dict({key: value})
+            try:
+                resolve(tried)
+            except UserError as error:
+                raise UserError(f"{where}, {key}={value}: {error}") from error
+            self.checked.add((key, repr(value)))
 
 
 def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -123,18 +151,16 @@ def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _base(config: str) -> _Base:
     """Loads a config file with its argument, and checks it as training would."""
-    from lra.config import resolve
-
     file, _, arg = config.partition(":")
     module = _load(file)
     try:
         made = module.get_config(arg or None)
     except (ValueError, TypeError) as error:
         raise UserError(f"{config}: {error}") from error
-    return _Base(dict(_leaves(made)), resolve(made))
+    return _Base(made, dict(_leaves(made)), resolve(made), set())
 
 
-def _check_values(where: str, values: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def _check_types(where: str, values: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if key not in known:
             raise UserError(f"{where}: the config has no key {key!r}.{suggest(key, known)}")
@@ -180,6 +206,11 @@ def expand(sweep: Sweep, extra: Mapping[str, str] | None = None) -> list[list[Ru
     ):
         if len(set(listed)) != len(listed):
             raise UserError(f"the sweep's {what} hold a value twice: {tuple(listed)}")
+    if sweep.split not in SPLITS:
+        raise UserError(
+            f"the sweep's split must be one of {', '.join(SPLITS)}; got {sweep.split!r}"
+        )
+    check_lengths(tuple(sweep.lengths), "the sweep's lengths")
     bases: dict[str, _Base] = {}
     groups, seen = [], {}
     for index, setting in enumerate(sweep.settings):
@@ -189,6 +220,9 @@ def expand(sweep: Sweep, extra: Mapping[str, str] | None = None) -> list[list[Ru
                 if key not in bases[setting.config].keys:
                     known = [k for k in bases[setting.config].keys if k.startswith("run.")]
                     raise UserError(f"the config has no key {key!r}.{suggest(key, known)}")
+        for key in extra or {}:
+            if key in dict(setting.values):
+                raise UserError(f"{key} stands in the sweep's values and on the command line")
         runs = _runs_of(sweep, setting, index, bases[setting.config])
         for run in runs:
             if run.name in seen:
@@ -205,7 +239,11 @@ def _runs_of(sweep: Sweep, setting: Setting, index: int, base: _Base) -> list[Ru
     rates: list[float | None] = list(setting.rates or sweep.rates) or [None]
     if RATE in values and rates != [None]:
         raise UserError(f"{setting.config}: {RATE} stands in values and in rates; give one of them")
-    _check_values(setting.config, values, base.keys)
+    if "seed" in values:
+        raise UserError(f"{setting.config}: seed stands in values; give the sweep's seeds instead")
+    rate_values = [{RATE: float(rate)} for rate in rates if rate is not None]
+    for given in (values, *rate_values):
+        base.check(setting.config, given)
     length = values.get("data.length", base.resolved.data.length)
     stack = values.get("model.attention", base.resolved.model.attention)
     lengths = sweep.lengths or values.get("eval.lengths", base.resolved.eval.lengths) or (length,)

@@ -177,7 +177,9 @@ class RFA(KernelAttention):
         backward = jax.tree.map(flip, backward)
         level = jnp.maximum(forward.level, backward.level)
         ahead, behind = (jnp.exp(s.level - level) for s in (forward, backward))
-        own = jnp.where(mask[:, None], jnp.exp(log_scale - level), 0)
+        # A row of pads alone has no level: masked before the exponential as well as after.
+        real = mask[:, None]
+        own = jnp.where(real, jnp.exp(jnp.where(real, log_scale - level, 0)), 0)
         own_weight = own * (query * key).sum(-1)
         own_value = jnp.where(mask[:, None, :, None], value, 0)
         sums = chunked.Sums(

@@ -133,14 +133,15 @@ class Softmax(Attention):
             return features
         scale = self.logit_scale
         # With keys in the place of values the output is the mean key, and q·that the mean logit.
-        mean, log_total = blockwise_softmax(
-            features.query, features.key, features.key, mask, scale=scale, causal=self.causal
-        )
-        mean_logit = scale * (features.query.astype(log_total.dtype) * mean).sum(-1)
+        # In float32 or better, because the entropy is a small difference of large numbers.
+        wide = jnp.promote_types(features.query.dtype, jnp.float32)
+        query, key = features.query.astype(wide), features.key.astype(wide)
+        mean, log_total = blockwise_softmax(query, key, key, mask, scale=scale, causal=self.causal)
+        mean_logit = scale * (query * mean).sum(-1)
         entropy = jnp.where(jnp.isfinite(log_total), log_total - mean_logit, 0)
         beta = jnp.maximum(jnp.polyval(jnp.asarray(_ADAPTIVE, entropy.dtype), entropy), 1)
         beta = jnp.where(entropy > 0.5, beta, 1)
-        query = (features.query * beta[..., None]).astype(features.query.dtype)
+        query = (query * beta[..., None]).astype(features.query.dtype)
         return dataclasses.replace(features, query=query)
 
     def mix(

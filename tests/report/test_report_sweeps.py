@@ -79,6 +79,13 @@ def test_a_sweep_without_any_result_is_a_report_of_missing_rows(tmp_path):
     assert write_report([tmp_path]).exists()
 
 
+def test_a_run_with_a_result_on_other_data_is_not_missing(sweep, make_run, make_row):
+    row = make_row(task="recall", stack="softmax", split="test", train_length=64, data="other")
+    make_run("sweep/c", row)
+    for table in load_report([sweep]).tables:
+        assert "(c)" not in "\n".join(table.notes)
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"runs": 3}', '{"runs": [{}], "selection": []}'])
 def test_a_damaged_sweep_file_is_left_out_with_a_notice(sweep, text):
     (sweep / "sweep.json").write_text(text)

@@ -7,7 +7,7 @@ import pytest
 from lra.jsonl import write_rows
 from lra.signals import StopRequest
 from lra.sweep import Sweep, product
-from lra.sweep.driver import SWEEP_FILE, Driver
+from lra.sweep.driver import PREEMPTIONS, SWEEP_FILE, Driver
 from lra.sweep.job import Outcome, is_done
 from lra.sweep.plan import expand
 
@@ -32,7 +32,7 @@ class Pretend:
         self.seen.append((rate, next(w for w in job.train if "seed" in w)[-1], bool(job.evaluate)))
         given = self.accuracy.get(f"r{rate}", 0.5)
         if isinstance(given, list):
-            given = given.pop(0)
+            given = given.pop(0) if len(given) > 1 else given[0]
         if isinstance(given, Outcome):
             self.outcomes[job.name] = given
             return
@@ -129,13 +129,75 @@ def test_where_every_rate_fails_nothing_is_chosen(drive):
 def test_a_failure_that_passes_is_tried_again_and_forgotten(drive):
     driver, stored = drive(Pretend(rnone=[Outcome(-9, 1.0), 0.5]), retries=1)
     assert driver.failed == []
-    assert stored["runs"][0]["attempts"] == 2
+    assert stored["runs"][0]["attempts"] == 1
     assert stored["runs"][0]["state"] == "done"
 
 
 def test_a_run_that_something_else_stopped_goes_on(drive):
     driver, _ = drive(Pretend(rnone=[Outcome(143, 1.0), Outcome(143, 1.0), 0.5]))
     assert driver.counts()["done"] == 1
+
+
+def test_a_run_that_is_stopped_again_and_again_has_failed(drive):
+    executor = Pretend(rnone=[Outcome(143, 1.0)])
+    driver, stored = drive(executor)
+    assert len(executor.seen) == PREEMPTIONS + 1
+    assert driver.counts() == {"done": 0, "running": 0, "failed": 1, "left": 0}
+    assert stored["runs"][0]["reason"] == f"stopped {PREEMPTIONS} times by something else"
+
+
+def test_stops_do_not_use_up_retries(drive):
+    outcomes = [Outcome(143, 1.0), Outcome(1, 1.0, ("boom",)), Outcome(143, 1.0), 0.5]
+    driver, _ = drive(Pretend(rnone=outcomes), retries=1)
+    assert driver.failed == []
+
+
+class Hasty(Pretend):
+    """Says that a job is done which has only been trained, the first time."""
+
+    def submit(self, job):
+        super().submit(job)
+        if len(self.seen) == 1:
+            from pathlib import Path
+
+            (Path(job.workdir) / "results.jsonl").unlink()
+
+
+def test_a_job_that_did_less_than_asked_is_handed_in_again(drive):
+    executor = Hasty()
+    driver, _ = drive(executor)
+    assert len(executor.seen) == 2
+    assert driver.counts()["done"] == 1
+
+
+def test_a_rate_that_was_tested_stays_when_another_recovers(drive):
+    """Test is read at one rate, whatever a later command finds."""
+    rates = (1e-3, 1e-2)
+    drive(Pretend(**{"r0.001": Outcome(1, 1.0), "r0.01": 0.4}), rates=rates)
+    executor = Pretend(**{"r0.001": 0.9, "r0.01": 0.4})
+    _, stored = drive(executor, rates=rates)
+    assert executor.seen == [("0.001", "0", False)]
+    assert stored["selection"][0]["chosen"] == 0.01
+    assert [c["accuracy"] for c in stored["selection"][0]["candidates"]] == [0.9, 0.4]
+
+
+def test_what_is_cut_off_by_the_end_of_the_sweep_is_left_and_chooses_nothing(tmp_path):
+    grid = Sweep(product(RECALL), rates=(1e-3, 1e-2))
+    driver = Driver(grid, expand(grid), tmp_path, {}, 0, {})
+    executor = Pretend(slots=2, **{"r0.001": 0.5, "r0.01": Outcome(1, 1.0, ("CANCELLED",))})
+    with StopRequest() as stop:
+        submit = executor.submit
+
+        def submit_then_stop(job):
+            submit(job)
+            stop.signal = 15 if len(executor.seen) == 2 else None
+
+        executor.submit = submit_then_stop
+        driver.run(executor, stop)
+    stored = json.loads((tmp_path / SWEEP_FILE).read_text())
+    assert stored["selection"] == []
+    assert {run["state"] for run in stored["runs"]} == {"done", "left"}
+    assert driver.unfinished == 1
 
 
 def test_a_stop_lets_nothing_new_begin(tmp_path):

@@ -94,6 +94,32 @@ def test_what_does_not_fit_is_refused_before_anything_runs(setting, message):
         expand(Sweep([setting]))
 
 
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ({"rates": (float("nan"),)}, "learning_rate=nan: optim.learning_rate must be finite"),
+        ({"rates": (-1.0,)}, r"learning_rate=-1\.0: optim.learning_rate must be above 0"),
+        ({"split": "tset"}, "split must be one of train, validation, test; got 'tset'"),
+        ({"lengths": (-5,)}, r"the sweep's lengths must be .* got \(-5,\)"),
+        (
+            {"values": {"model.num_layers": -1}},
+            "num_layers=-1: model.num_layers must be at least 1",
+        ),
+        ({"values": {"model.attention": "sofmax"}}, "unknown attention mechanism 'sofmax'"),
+        ({"values": {"seed": 7}}, "seed stands in values"),
+    ],
+)
+def test_values_that_training_or_evaluation_would_refuse(sweep, message):
+    settings = product(RECALL, values=sweep.pop("values", {}))
+    with pytest.raises(UserError, match=message):
+        expand(Sweep(settings, **sweep))
+
+
+def test_a_key_that_is_given_twice():
+    with pytest.raises(UserError, match=r"run.platform stands in the sweep's values and on the"):
+        expand(Sweep(product(RECALL, values={"run.platform": "cpu"})), {"run.platform": "gpu"})
+
+
 def test_empty_sweeps_and_runs_that_stand_there_twice_are_refused():
     with pytest.raises(UserError, match="has no runs"):
         expand(Sweep([]))

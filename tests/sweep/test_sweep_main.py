@@ -46,6 +46,7 @@ def test_a_dry_run_prints_commands_and_their_number_and_makes_nothing(tmp_path, 
         ([QUICK, "--workdir=w", "--run.platfrm=cpu"], "no key 'run.platfrm'"),
         ([QUICK, "--workdir=w", "--gpus_per_node=2"], "--gpus_per_node has a meaning only with"),
         (["nothing.py", "--workdir=w"], "there is no file nothing.py"),
+        ([QUICK, "--workdir=w", "--cluster=slurm"], "--cluster=slurm needs --timeout_min"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(argv, message, capsys, tmp_path, monkeypatch):

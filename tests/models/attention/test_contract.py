@@ -250,6 +250,7 @@ class TestPadding:
     def test_row_of_pads_alone(self, case):
         layer = case.make(64)
         x = tokens(2, 64)
+        # Beside a row of tokens alone: what is no number in one spreads to the parameters of all.
         mask = jnp.zeros((2, 64), bool).at[1].set(True)
         graph, state = nnx.split(layer)
 
