@@ -131,6 +131,16 @@ def test_orthonormal_keys_are_recalled_exactly_by_the_delta_rule(x64):
     np.testing.assert_allclose(state, v[:, :, -K:], atol=1e-12)
 
 
+@pytest.mark.parametrize("size", (1, 2, 7, 16, 33))
+def test_unit_lower_inverse(size, x64):
+    lower = jax.random.normal(jax.random.key(size), (2, 3, size, size))
+    inverse = decay.unit_lower_inverse(lower)
+    matrix = np.tril(np.asarray(lower), -1) + np.eye(size)
+    np.testing.assert_allclose(
+        inverse @ matrix, np.broadcast_to(np.eye(size), lower.shape), atol=1e-8
+    )
+
+
 def test_long_products_of_small_gates_stay_numbers_in_float32():
     q, k, v, _, cotangent, mask = (
         a.astype(jnp.float32) if a.dtype != bool else a for a in arrays(200, K)
