@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
+from lra.report.configs import differences
 from lra.report.rows import CHECKPOINTS, VIEWS, Row
 from lra.report.sweeps import Planned
 
@@ -304,7 +305,10 @@ def _make_table(
         settings[row.stack, row.config_hash, row.checkpoint].append(row)
     several = {stack: len(found) for stack, found in hashes.items() if len(found) > 1}
     short = {stack: _short_hashes(hashes[stack]) for stack in several}
-    named = {h: run.named for run in planned for h in hashes_of.get(run.setting, ()) if run.named}
+    named: dict[str, str] = {}
+    for stack in several:
+        own = {row.config_hash: Path(row.file).parent for row in rows if row.stack == stack}
+        named |= differences(own)
     lines = []
     for (stack, config_hash, checkpoint), own in sorted(
         settings.items(), key=lambda item: (*item[0][:2], CHECKPOINTS.index(item[0][2]))

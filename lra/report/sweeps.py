@@ -141,6 +141,10 @@ def choice_grid(choices: Sequence[Choice]) -> list[list[str]]:
                 spread = "" if se is None else f" ± {100 * se:.2f}"
                 told.append(f"{rate:g}: {100 * accuracy:.2f}{spread} (n = {n})")
         chosen = "none, every rate failed" if choice.chosen is None else f"{choice.chosen:g}"
+        rates = [rate for rate, *_ in choice.tried]
+        if len(rates) > 1 and choice.chosen in (min(rates), max(rates)):
+            # The best may lie beyond what was tried.
+            chosen += f" (the {'smallest' if choice.chosen == min(rates) else 'largest'} tried)"
         body.append([choice.task, choice.stack, choice.setting, chosen, "; ".join(told)])
     return body
 

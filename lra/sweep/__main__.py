@@ -16,7 +16,7 @@ from lra.lock import lock
 from lra.signals import StopRequest
 from lra.sweep.driver import Driver
 from lra.sweep.grid import Sweep
-from lra.sweep.plan import Run, expand, is_search, load_sweep, planned
+from lra.sweep.plan import Run, check_tasks, expand, file_digest, is_search, load_sweep, planned
 
 DESCRIPTION = """\
 Runs every run of a sweep file, and writes the report of their results.
@@ -24,7 +24,7 @@ Runs every run of a sweep file, and writes the report of their results.
 With several learning rates each setting is first trained at every rate with the first seed; the
 rate that is best on validation is run with all seeds, and only those runs are tested. Finished
 runs are skipped, interrupted ones go on where they were, so the same command goes on after
-whatever ended it."""
+whatever ended it. A run that ends with status 2 has said what is wrong and is not tried again."""
 
 EPILOG = """\
 --run.KEY=VALUE sets a key under `run` in every run: --run.data_dir=DIR, --run.platform=gpu.
@@ -46,7 +46,12 @@ def _parser() -> Parser:
     add("--workdir", metavar="DIR", type=Path, help="folder of the sweep, needed unless --dry_run")
     add("--dry_run", action="store_true", help="print the runs and their number, run nothing")
     add("--jobs", type=at_least(1), help="runs at once (default: 1; on a cluster 100)")
-    add("--retries", type=at_least(0), default=1, help="further tries of a failed run (default: 1)")
+    add(
+        "--retries",
+        type=at_least(0),
+        default=1,
+        help="further tries of a run that crashed (default: 1)",
+    )
     add("--cluster", choices=("slurm", "local", "debug"), help="run through submitit")
     for name in ("partition", "account", "qos", "constraint"):
         add(f"--{name}", help=f"SLURM {name}")
@@ -132,11 +137,13 @@ def _main(argv: Sequence[str] | None) -> int:
     workdir = args.workdir.expanduser()
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir={workdir} is a file; name a directory")
+    check_tasks(groups, extra)
     with user_errors():
         workdir.mkdir(parents=True, exist_ok=True)
     with lock(workdir / "sweep.lock", f"the sweep in {workdir}"):
         facts = {
             "file": args.file,
+            "file_sha256": file_digest(args.file),
             "command": provenance.command(),
             "commit": provenance.commit(),
             "versions": provenance.versions(),

@@ -23,6 +23,8 @@ from lra.sweep.selection import Candidate, candidates, choose
 SWEEP_FILE = "sweep.json"
 #: How often a run may be stopped from outside (preemption) and go on within one sweep.
 PREEMPTIONS = 20
+#: Exit status of a command that has said what is wrong: trying again would say it again.
+EXPLAINED = 2
 
 
 @runtime_checkable
@@ -204,7 +206,10 @@ class Driver:
             item.attempts += 1
             reason = outcome.tail[-1] if outcome.tail else f"status {outcome.status}"
         again = state == "stopped" or (
-            state == "failed" and outcome.state == "failed" and item.attempts <= self._retries
+            state == "failed"
+            and outcome.state == "failed"
+            and outcome.status != EXPLAINED
+            and item.attempts <= self._retries
         )
         if stopping and state != "done":
             # The sweep's own end: the same command goes on with it.
@@ -221,7 +226,8 @@ class Driver:
         item.state, item.reason = state, reason
         self._choose(item.run.setting)
         progress.update(by=self.counts()["done"] - progress.done)
-        progress.say(f"{outcome.state}: {name} ({outcome.seconds:.0f} s); {self._told()}")
+        what = "trained" if item.search and state == "done" else state
+        progress.say(f"{what}: {name} ({outcome.seconds:.0f} s); {self._told()}")
         for line in outcome.tail:
             progress.say(f"    {line}")
 
@@ -235,7 +241,7 @@ class Driver:
             return counts
         names = list(running)
         name = names[int(time.monotonic() / 15) % len(names)]
-        lines = last_lines(self._workdir / name, 1)
+        lines = [line for line in last_lines(self._workdir / name, 1) if not line.startswith("$")]
         return f"{counts}; {name}: {lines[0][:100] if lines else 'starting'}"
 
     @property
@@ -250,6 +256,7 @@ class Driver:
 
     def _write(self) -> None:
         """Stores states and choices, whole or not at all."""
+        hopeless = {index for index, (_, best) in self._chosen.items() if best is None}
         runs = [
             {
                 "name": item.run.name,
@@ -262,7 +269,8 @@ class Driver:
                 "train_length": item.run.length,
                 "lengths": list(item.run.lengths),
                 "split": self._sweep.split,
-                "tested": not item.search,
+                # Where every rate failed, nothing will be tested: those stand for it.
+                "tested": not item.search or item.run.setting in hopeless,
                 "state": item.state,
                 "reason": item.reason,
                 "attempts": item.attempts,
@@ -299,7 +307,7 @@ class Driver:
             lines.append(f"{label}: {took} of {tried} (validation, seed {seed})")
         for item in self.failed:
             lines.append(
-                f"failed: {item.run.name} after {item.attempts} attempts: {item.reason} "
+                f"failed: {item.run.name} (attempt {item.attempts}): {item.reason} "
                 f"(log: {self._workdir / item.run.name / 'log.txt'})"
             )
         return "\n".join(lines)

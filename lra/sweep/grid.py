@@ -122,5 +122,5 @@ def _setting(
         config=f"{config}:{given}" if given else config,
         values=tuple(zip(values, chosen[len(args) :], strict=True)),
         rates=tuple(rates),
-        named=tuple(key for key, value in values.items() if isinstance(value, list)),
+        named=tuple(key for key, value in values.items() if len(_options(value)) > 1),
     )

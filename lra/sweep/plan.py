@@ -12,8 +12,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from lra.config import check_lengths, resolve
-from lra.errors import UserError
+from lra.config import build_task, check_lengths, resolve
+from lra.errors import UserError, user_errors
 from lra.modules import load_module
 from lra.names import suggest
 from lra.sweep.grid import Setting, Sweep
@@ -85,6 +85,11 @@ def _find(file: str) -> Path:
         p.relative_to(ROOT).as_posix() for p in (ROOT / folder).glob("*.py")
     ]
     raise UserError(f"there is no file {file}.{suggest(file, known)}")
+
+
+def file_digest(text: str) -> str:
+    """SHA-256 of the file of `FILE[:arg]`: git knows nothing of one that is not committed."""
+    return hashlib.sha256(_find(text.partition(":")[0]).read_bytes()).hexdigest()
 
 
 def load_sweep(text: str) -> Sweep:
@@ -241,11 +246,18 @@ def _runs_of(sweep: Sweep, setting: Setting, index: int, base: _Base) -> list[Ru
         raise UserError(f"{setting.config}: {RATE} stands in values and in rates; give one of them")
     if "seed" in values:
         raise UserError(f"{setting.config}: seed stands in values; give the sweep's seeds instead")
+    stack = values.get("model.attention", base.resolved.model.attention)
+    used = re.split(r"[^a-z0-9_]+", stack)
+    for key in values:
+        if key.startswith("attention.") and key.split(".")[1] not in used:
+            raise UserError(
+                f"{setting.config}: {key} has no effect on the stack {stack!r}; give each mechanism's "
+                "keywords in a product of its own, and add the lists"
+            )
     rate_values = [{RATE: float(rate)} for rate in rates if rate is not None]
     for given in (values, *rate_values):
         base.check(setting.config, given)
     length = values.get("data.length", base.resolved.data.length)
-    stack = values.get("model.attention", base.resolved.model.attention)
     lengths = sweep.lengths or values.get("eval.lengths", base.resolved.eval.lengths) or (length,)
     runs = []
     for rate in rates:
@@ -273,3 +285,32 @@ def _runs_of(sweep: Sweep, setting: Setting, index: int, base: _Base) -> list[Ru
                 )
             )
     return runs
+
+
+def check_tasks(groups: Sequence[Sequence[Run]], extra: Mapping[str, str]) -> None:
+    """Builds the task of each setting, so that what its data refuse is told before anything runs.
+
+    Args:
+        groups: from `expand`.
+        extra: keys under `run`.
+
+    Raises:
+        UserError: with the run's config and what its task said.
+    """
+    seen: set[str] = set()
+    for run in (runs[0] for runs in groups):
+        file, _, arg = run.config.partition(":")
+        config = _load(file).get_config(arg or None)
+        config.update_from_flattened_dict(dict(run.values))
+        for key, value in extra.items():
+            if key in ("run.data_dir", "run.release_dir"):
+                config.update_from_flattened_dict({key: value})
+        identity = repr((config.task, config.data.to_dict()))
+        if identity in seen:
+            continue
+        seen.add(identity)
+        try:
+            with user_errors():
+                build_task(resolve(config))
+        except UserError as error:
+            raise UserError(f"{run.config}: {error}") from error

@@ -92,3 +92,23 @@ def test_a_damaged_sweep_file_is_left_out_with_a_notice(sweep, text):
     report = load_report([sweep])
     assert "sweep.json: sweep left out" in report.notices[0]
     assert len(report.tables) == 1
+
+
+def test_configurations_of_a_stack_are_told_apart_by_what_differs(tmp_path, make_run, make_row):
+    for name, rate, scale in (("a", 0.1, "none"), ("b", 0.2, "none"), ("c", 0.2, "ssmax")):
+        folder = make_run(name, make_row(config_hash=name * 12))
+        config = {
+            "seed": ord(name), "run": {"workers": ord(name)}, "model": {"dim": 8},
+            "optim": {"learning_rate": rate}, "attention": {"softmax": {"scale": scale}},
+        }  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(config))
+    (table,) = load_report([tmp_path]).tables
+    assert [line.label for line in table.lines] == [
+        "softmax (attention.softmax.scale=none, optim.learning_rate=0.1)",
+        "softmax (attention.softmax.scale=none, optim.learning_rate=0.2)",
+        "softmax (attention.softmax.scale=ssmax, optim.learning_rate=0.2)",
+    ]
+    assert not any("config hash" in note for note in table.notes)
+    (folder / "config.json").unlink()
+    (table,) = load_report([tmp_path]).tables
+    assert table.lines[0].label == "softmax [aaaaaa]"
