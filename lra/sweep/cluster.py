@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+# submitit's own logging setup would write beside the progress, and holds on to the streams it met.
+os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
 
 import submitit
 from submitit.core.utils import FailedJobError, UncompletedJobError
