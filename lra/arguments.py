@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -43,3 +44,10 @@ def at_least(least: int) -> Callable[[str], int]:
         return number
 
     return parse
+
+
+def folder(text: str) -> Path:
+    """The type of a directory's name."""
+    if not text:
+        raise argparse.ArgumentTypeError("a directory name is empty")
+    return Path(text)

@@ -1,13 +1,11 @@
 """Command line: `python -m lra.report DIR [DIR...] [--out=DIR] [--checkpoint=best|last]`."""
 
-import argparse
 import io
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from lra.arguments import Parser
+from lra.arguments import Parser, folder
 from lra.report.rows import CHECKPOINTS, ReportError
 from lra.report.sweeps import choice_grid, missing_grid
 from lra.report.tables import aligned, format_text, printable
@@ -33,21 +31,15 @@ Example:
   python -m lra.report runs --checkpoint=best --out=reports/recall"""
 
 
-def _folder(text: str) -> Path:
-    if not text:
-        raise argparse.ArgumentTypeError("a directory name is empty")
-    return Path(text)
-
-
 def _parser() -> Parser:
     parser = Parser("python -m lra.report", DESCRIPTION, EPILOG)
     parser.add_argument(
-        "dirs", metavar="DIR", nargs="+", type=_folder, help="folder to search for results.jsonl"
+        "dirs", metavar="DIR", nargs="+", type=folder, help="folder to search for results.jsonl"
     )
     parser.add_argument(
         "--out",
         metavar="OUT",
-        type=_folder,
+        type=folder,
         help="folder to write to (default: DIR/report for one DIR, ./report for several)",
     )
     parser.add_argument(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lra.report.aggregate import Group, Table, make_tables
 from lra.report.read import read_rows
-from lra.report.rows import CHECKPOINTS, ReportError
+from lra.report.rows import CHECKPOINTS, ReportError, Row
 from lra.report.sweeps import Plans, choice_grid, missing_grid, read_plans
 from lra.report.tables import escape, format_csv, format_markdown, markdown_rows, printable
 
@@ -55,6 +55,7 @@ def load_report(dirs: Iterable[Path | str], checkpoint: str | None = None) -> Re
     planned_notices: list[str] = []
     plans = read_plans(paths, planned_notices)
     rows, notices = read_rows(paths, needed=not plans.planned)
+    rows = _of_plans(rows, plans, notices)
     kept = [row for row in rows if checkpoint in (None, row.checkpoint)]
     if rows and not kept:
         other = ", ".join(sorted({row.checkpoint for row in rows}))
@@ -63,6 +64,23 @@ def load_report(dirs: Iterable[Path | str], checkpoint: str | None = None) -> Re
             f"leave --checkpoint out or evaluate that checkpoint with eval.py"
         )
     return Report(make_tables(kept, plans.planned), plans, planned_notices + notices)
+
+
+def _of_plans(rows: Sequence[Row], plans: Plans, notices: list[str]) -> list[Row]:
+    """The rows without those in a sweep's folder that the sweep, as it is now, does not test."""
+    tested = {Path(run.folder) for run in plans.planned}
+    sweeps = {folder.parent for folder in tested}
+    left_out = {
+        folder
+        for row in rows
+        if row.file and (folder := Path(row.file).parent) not in tested and folder.parent in sweeps
+    }
+    notices += [
+        f"{folder}: left out: the sweep in {folder.parent} does not test this run (it was changed, or "
+        "chose another rate)"
+        for folder in sorted(left_out)
+    ]
+    return [row for row in rows if not row.file or Path(row.file).parent not in left_out]
 
 
 def _encode(text: str) -> bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lra import provenance
-from lra.arguments import Parser, at_least
+from lra.arguments import Parser, at_least, folder
 from lra.errors import UserError, user_errors
 from lra.lock import lock
 from lra.signals import StopRequest
@@ -43,7 +43,9 @@ def _parser() -> Parser:
     parser = Parser("python -m lra.sweep", DESCRIPTION, EPILOG)
     add = parser.add_argument
     add("file", metavar="FILE[:arg]", help="sweep file with get_sweep(arg), as configs/sweeps/*.py")
-    add("--workdir", metavar="DIR", type=Path, help="folder of the sweep, needed unless --dry_run")
+    add(
+        "--workdir", metavar="DIR", type=folder, help="folder of the sweep, needed unless --dry_run"
+    )
     add("--dry_run", action="store_true", help="print the runs and their number, run nothing")
     add("--jobs", type=at_least(1), help="runs at once (default: 1; on a cluster 100)")
     add(
@@ -77,10 +79,13 @@ def _extra(rest: Sequence[str]) -> dict[str, str]:
         if match is None:
             raise UserError(f"unexpected argument {word!r}; see python -m lra.sweep --help")
         extra[match[1]] = match[2]
+        if match[1] in ("run.data_dir", "run.release_dir"):
+            # Runs start in the repository's root, wherever the sweep does.
+            extra[match[1]] = str(Path(match[2]).expanduser().resolve())
     return extra
 
 
-def _executor(args: argparse.Namespace) -> Any:
+def _executor(args: argparse.Namespace, workdir: Path) -> Any:
     names = ("gpus_per_node", "cpus_per_task", "mem_gb", "timeout_min")
     slurm = ("partition", "account", "qos", "constraint")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
@@ -103,7 +108,7 @@ def _executor(args: argparse.Namespace) -> Any:
         # A run may be handed in again as often as it takes.
         given["slurm_max_num_timeout"] = 10_000
     given = {"name": "lra", "timeout_min": 60 * 24 * 30, **given}
-    return ClusterExecutor(args.workdir / "cluster", args.cluster, args.jobs or 100, given)
+    return ClusterExecutor(workdir / "cluster", args.cluster, args.jobs or 100, given)
 
 
 def _dry_run(
@@ -149,7 +154,7 @@ def _main(argv: Sequence[str] | None) -> int:
             "versions": provenance.versions(),
         }
         driver = Driver(sweep, groups, workdir, extra, args.retries, facts)
-        executor = _executor(args)
+        executor = _executor(args, workdir)
         with StopRequest() as stop:
             try:
                 driver.run(executor, stop)

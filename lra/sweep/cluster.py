@@ -39,15 +39,20 @@ class Task:
 
     The job runs in a thread, so that the main one, which signals reach, can ask it to stop and wait
     until its process has saved.
+
+    Args:
+        job: what to do.
+        owner: a process of this machine that the job ends with; 0 for none.
     """
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, owner: int = 0):
         self.job = job
+        self._owner = owner
         self._stop: threading.Event | None = None
         self._thread: threading.Thread | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"job": self.job, "_stop": None, "_thread": None}
+        return {"job": self.job, "_owner": self._owner, "_stop": None, "_thread": None}
 
     def __call__(self) -> tuple[int, float, tuple[str, ...]]:
         """Runs the job here."""
@@ -56,13 +61,20 @@ class Task:
         self._thread = threading.Thread(
             target=lambda: found.append(run_job(self.job, lifeline, stop))
         )
-        # submitit ignores SIGTERM, with which schedulers announce the end of a cancelled job.
-        before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        own_process = "SUBMITIT_DEBUG_JOB_ID" not in os.environ
+        before = signal.getsignal(signal.SIGTERM)
+        if own_process:
+            # submitit ignores SIGTERM, with which schedulers announce the end of a cancelled job.
+            signal.signal(signal.SIGTERM, lambda *_: stop.set())
         self._thread.start()
         try:
-            self._thread.join()
+            while self._thread.is_alive():
+                self._thread.join(1)
+                if self._owner and not _alive(self._owner):
+                    stop.set()
         finally:
-            signal.signal(signal.SIGTERM, before)
+            if own_process:
+                signal.signal(signal.SIGTERM, before)
             lifeline.close()
         if not found:
             raise RuntimeError(f"the job of {self.job.name} ended without an outcome")
@@ -73,7 +85,17 @@ class Task:
         if self._stop is not None and self._thread is not None:
             self._stop.set()
             self._thread.join(GRACE + 10)
-        return submitit.helpers.DelayedSubmission(Task(self.job))
+        return submitit.helpers.DelayedSubmission(Task(self.job, self._owner))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _digest(job: Job) -> str:
@@ -85,7 +107,8 @@ class ClusterExecutor:
 
     Args:
         folder: where submitit keeps its files; every node must see it.
-        cluster: "slurm", "local" or "debug", which runs one job at a time in this process.
+        cluster: "slurm"; "local", whose jobs end with this process; or "debug", which runs one at a time
+            in this process and can be stopped between them.
         slots: jobs that are handed in at once.
         parameters: of `submitit.AutoExecutor.update_parameters`.
 
@@ -120,7 +143,8 @@ class ClusterExecutor:
         handle = self._attach(job)
         if handle is None:
             try:
-                handle = self._executor.submit(Task(job))
+                owner = os.getpid() if self._cluster == "local" else 0
+                handle = self._executor.submit(Task(job, owner))
             except FailedJobError as error:
                 told = " ".join(str(error).split())[:300]
                 raise UserError(

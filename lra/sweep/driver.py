@@ -115,6 +115,9 @@ class Driver:
             return
         failures = {item.run.name: item.reason for item in items if item.state == "failed"}
         found = candidates(runs, self._workdir, failures)
+        for item, candidate in zip(items, found, strict=True):
+            if candidate.failed is not None and item.state != "failed":
+                item.state, item.reason = "failed", candidate.failed
         # Where runs of a rate have been tested, a rate that failed then and would win now comes too
         # late: test is read at one rate.
         tested = {

@@ -51,10 +51,11 @@ class Sweep:
         split: what the chosen runs are evaluated on.
     """
 
-    settings: Sequence[Setting]
-    seeds: Sequence[int] = (0,)
-    rates: Sequence[float] = ()
-    lengths: Sequence[int] = ()
+    # Written by hand in sweep files: `lra.sweep.plan.expand` checks what they hold.
+    settings: Any
+    seeds: Any = (0,)
+    rates: Any = ()
+    lengths: Any = ()
     split: str = "test"
 
 

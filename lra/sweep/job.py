@@ -143,6 +143,18 @@ def run_job(job: Job, lifeline: Lifeline, stop: threading.Event) -> Outcome:
         stop: asks them to save and end.
     """
     began = time.monotonic()
+    try:
+        status = _locked(job, lifeline, stop)
+    except OSError as error:
+        # A full disk, or something else in the run's place: this run's failure and not the others'.
+        return Outcome(1, time.monotonic() - began, (f"error: {error}",))
+    failed = status and status not in STOPPED
+    tail = last_lines(Path(job.workdir)) if failed else ()
+    return Outcome(status, time.monotonic() - began, tail)
+
+
+def _locked(job: Job, lifeline: Lifeline, stop: threading.Event) -> int:
+    """`run_job`'s commands under the run's lock; the status of the last."""
     workdir = Path(job.workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     handle = os.open(workdir / "job.lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -164,8 +176,7 @@ def run_job(job: Job, lifeline: Lifeline, stop: threading.Event) -> Outcome:
                 break
     finally:
         os.close(handle)
-    tail = last_lines(workdir) if status and status not in STOPPED else ()
-    return Outcome(status, time.monotonic() - began, tail)
+    return status
 
 
 def _run(
@@ -206,7 +217,12 @@ def best_validation(workdir: Path) -> dict[str, Any] | None:
         rows = read_rows(workdir / "metrics.jsonl")
     except (OSError, UserError):
         return None
-    measured = [row for row in rows if row.get("split") == "validation"]
+    measured = [
+        row
+        for row in rows
+        if row.get("split") == "validation"
+        and all(isinstance(row.get(key), int | float) for key in ("accuracy", "loss", "step"))
+    ]
     return max(measured, key=lambda r: (r["accuracy"], -r["loss"], r["step"]), default=None)
 
 

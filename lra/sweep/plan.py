@@ -10,18 +10,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+from flax import nnx
 from ml_collections import ConfigDict
 
-from lra.config import build_task, check_lengths, resolve
+from lra.config import build_model, build_task, check_lengths, resolve
 from lra.errors import UserError, user_errors
 from lra.modules import load_module
 from lra.names import suggest
 from lra.sweep.grid import Setting, Sweep
 from lra.tasks.spec import SPLITS
+from lra.training.optimizer import make_optimizer
 
 ROOT = Path(__file__).resolve().parents[2]
 
 RATE = "optim.learning_rate"
+#: Keys whose values are right or wrong together.
+STRUCTURE = ("model.attention", "model.num_layers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +110,10 @@ def load_sweep(text: str) -> Sweep:
         raise UserError(f"{file} defines no get_sweep(arg); see configs/sweeps/quickstart.py")
     try:
         sweep = module.get_sweep(arg or None)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise UserError(f"{text}: {error}") from error
+    except Exception as error:
+        raise UserError(f"{text}: {type(error).__name__}: {error}") from error
     if not isinstance(sweep, Sweep):
         raise UserError(f"get_sweep of {file} must return a Sweep, got {type(sweep).__name__}")
     return sweep
@@ -119,31 +126,33 @@ class _Base:
     Attributes:
         given: the config.
         keys: its leaves.
-        resolved: the config as training would take it.
-        checked: values of keys that training would take as well.
+        checked: what training would take: a stack, its number of layers, and a key and value.
     """
 
     given: Any
     keys: dict[str, Any]
-    resolved: Any
-    checked: set[tuple[str, str]]
+    checked: set[tuple[str, ...]]
 
     def check(self, where: str, values: Mapping[str, Any]) -> None:
         """Refuses keys, types and values that training would refuse (`UserError`).
 
-        Each value is tried by itself and once, because grids are large.
+        Each value is tried once, with the setting's stack and layers: grids are large.
         """
         _check_types(where, values, self.keys)
-        for key, value in values.items():
-            if (key, repr(value)) in self.checked:
+        structure = {key: values[key] for key in STRUCTURE if key in values}
+        for key, value in [*values.items(), ("", "")]:
+            told = (repr(structure), key, repr(value))
+            if told in self.checked:
                 continue
             tried = self.given.copy_and_resolve_references()
-            tried.update_from_flattened_dict({key: value})
+            tried.update_from_flattened_dict(structure if not key else {**structure, key: value})
             try:
                 resolve(tried)
             except UserError as error:
-                raise UserError(f"{where}, {key}={value}: {error}") from error
-            self.checked.add((key, repr(value)))
+                raise UserError(
+                    f"{where}, {key}={value}: {error}" if key else str(error)
+                ) from error
+            self.checked.add(told)
 
 
 def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -157,12 +166,13 @@ def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _base(config: str) -> _Base:
     """Loads a config file with its argument, and checks it as training would."""
     file, _, arg = config.partition(":")
-    module = _load(file)
     try:
-        made = module.get_config(arg or None)
-    except (ValueError, TypeError) as error:
+        made = _load(file).get_config(arg or None)
+    except UserError:
+        raise
+    except Exception as error:
         raise UserError(f"{config}: {error}") from error
-    return _Base(made, dict(_leaves(made)), resolve(made), set())
+    return _Base(made, dict(_leaves(made)), set())
 
 
 def _check_types(where: str, values: Mapping[str, Any], known: Mapping[str, Any]) -> None:
@@ -191,6 +201,48 @@ def planned(sweep: Sweep, groups: Sequence[Sequence[Run]]) -> int:
     )
 
 
+def _checked(sweep: Sweep) -> Sweep:
+    """The sweep with lists as tuples of plain numbers (`UserError` for anything else)."""
+    settings = sweep.settings
+    if not isinstance(settings, list | tuple) or not all(isinstance(s, Setting) for s in settings):
+        raise UserError("the sweep's settings must be a list of what product and zipped give")
+    seeds = _numbers("seeds", sweep.seeds, int)
+    if not settings or not seeds:
+        raise UserError("the sweep has no runs: it needs settings and seeds")
+    if any(not 0 <= seed < 2**32 for seed in seeds):
+        raise UserError(f"the sweep's seeds must be at least 0 and less than 2^32, got {seeds}")
+    rates = _numbers("rates", sweep.rates, float)
+    lengths = _numbers("lengths", sweep.lengths, int)
+    settings = [
+        dataclasses.replace(s, rates=_numbers(f"rates of {s.config}", s.rates, float))
+        for s in settings
+    ]
+    return Sweep(settings, seeds, rates, lengths, sweep.split)
+
+
+def _numbers(what: str, listed: Any, kind: type) -> tuple[Any, ...]:
+    """A list, range or array of different numbers as a tuple."""
+    try:
+        found = tuple(getattr(each, "item", lambda each=each: each)() for each in listed)
+        whole = all(isinstance(each, int | kind) and not isinstance(each, bool) for each in found)
+    except TypeError:
+        found, whole = (listed,), False
+    if not whole:
+        names = {int: "whole numbers", float: "numbers"}
+        raise UserError(f"the sweep's {what} must be a list of {names[kind]}, got {listed!r}")
+    if len(set(found)) != len(found):
+        raise UserError(f"the sweep's {what} hold a value twice: {found}")
+    return tuple(map(kind, found))
+
+
+def _from_root(config: str) -> str:
+    """The config as runs, which start in the repository's root, can find it."""
+    file, colon, arg = config.partition(":")
+    path = _find(file).resolve()
+    where = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    return f"{where.as_posix()}{colon}{arg}"
+
+
 def expand(sweep: Sweep, extra: Mapping[str, str] | None = None) -> list[list[Run]]:
     """The runs of each setting: every rate with every seed, rates outside.
 
@@ -202,15 +254,7 @@ def expand(sweep: Sweep, extra: Mapping[str, str] | None = None) -> list[list[Ru
         UserError: for an empty sweep, a config, key or value that does not exist or fit, or a run
             that stands in it twice.
     """
-    if not sweep.settings or not sweep.seeds:
-        raise UserError("the sweep has no runs: it needs settings and seeds")
-    for what, listed in (
-        ("seeds", sweep.seeds),
-        ("rates", sweep.rates),
-        ("lengths", sweep.lengths),
-    ):
-        if len(set(listed)) != len(listed):
-            raise UserError(f"the sweep's {what} hold a value twice: {tuple(listed)}")
+    sweep = _checked(sweep)
     if sweep.split not in SPLITS:
         raise UserError(
             f"the sweep's split must be one of {', '.join(SPLITS)}; got {sweep.split!r}"
@@ -246,7 +290,7 @@ def _runs_of(sweep: Sweep, setting: Setting, index: int, base: _Base) -> list[Ru
         raise UserError(f"{setting.config}: {RATE} stands in values and in rates; give one of them")
     if "seed" in values:
         raise UserError(f"{setting.config}: seed stands in values; give the sweep's seeds instead")
-    stack = values.get("model.attention", base.resolved.model.attention)
+    stack = values.get("model.attention", base.given.model.attention)
     used = re.split(r"[^a-z0-9_]+", stack)
     for key in values:
         if key.startswith("attention.") and key.split(".")[1] not in used:
@@ -257,8 +301,8 @@ def _runs_of(sweep: Sweep, setting: Setting, index: int, base: _Base) -> list[Ru
     rate_values = [{RATE: float(rate)} for rate in rates if rate is not None]
     for given in (values, *rate_values):
         base.check(setting.config, given)
-    length = values.get("data.length", base.resolved.data.length)
-    lengths = sweep.lengths or values.get("eval.lengths", base.resolved.eval.lengths) or (length,)
+    length = values.get("data.length", base.given.data.length)
+    lengths = sweep.lengths or values.get("eval.lengths", base.given.eval.lengths) or (length,)
     runs = []
     for rate in rates:
         for seed in sweep.seeds:
@@ -276,9 +320,9 @@ def _runs_of(sweep: Sweep, setting: Setting, index: int, base: _Base) -> list[Ru
                     setting=index,
                     rate=rate,
                     seed=int(seed),
-                    config=setting.config,
+                    config=_from_root(setting.config),
                     values=tuple(own.items()),
-                    task=base.resolved.task,
+                    task=base.given.task,
                     stack=stack,
                     length=length,
                     lengths=tuple(lengths),
@@ -288,7 +332,7 @@ def _runs_of(sweep: Sweep, setting: Setting, index: int, base: _Base) -> list[Ru
 
 
 def check_tasks(groups: Sequence[Sequence[Run]], extra: Mapping[str, str]) -> None:
-    """Builds the task of each setting, so that what its data refuse is told before anything runs.
+    """Builds the task and, without arrays, the model of each setting: what they refuse is told first.
 
     Args:
         groups: from `expand`.
@@ -305,12 +349,22 @@ def check_tasks(groups: Sequence[Sequence[Run]], extra: Mapping[str, str]) -> No
         for key, value in extra.items():
             if key in ("run.data_dir", "run.release_dir"):
                 config.update_from_flattened_dict({key: value})
-        identity = repr((config.task, config.data.to_dict()))
+        sections = ("data", "model", "attention", "optim")
+        identity = repr([config.task, run.lengths, *(config[name].to_dict() for name in sections)])
         if identity in seen:
             continue
         seen.add(identity)
         try:
+            config = resolve(config)
             with user_errors():
-                build_task(resolve(config))
+                make_optimizer(config.optim)
+                task = build_task(config)
+                for length in run.lengths:
+                    task.with_length(length)
+                jax.eval_shape(
+                    lambda config=config, spec=task.spec: nnx.state(
+                        build_model(config, spec, nnx.Rngs(params=jax.random.key(0)))
+                    )
+                )
         except UserError as error:
             raise UserError(f"{run.config}: {error}") from error

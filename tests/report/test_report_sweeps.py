@@ -79,6 +79,15 @@ def test_a_sweep_without_any_result_is_a_report_of_missing_rows(tmp_path):
     assert write_report([tmp_path]).exists()
 
 
+def test_rows_of_runs_that_the_sweep_does_not_test_are_left_out_and_named(
+    sweep, make_run, make_row
+):
+    make_run("sweep/old", make_row(stack="stale", train_length=64))
+    report = load_report([sweep])
+    assert "stale" not in {line.stack for table in report.tables for line in table.lines}
+    assert any("old: left out" in notice for notice in report.notices)
+
+
 def test_a_run_with_a_result_on_other_data_is_not_missing(sweep, make_run, make_row):
     row = make_row(task="recall", stack="softmax", split="test", train_length=64, data="other")
     make_run("sweep/c", row)

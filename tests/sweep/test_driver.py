@@ -216,3 +216,15 @@ def test_a_stop_lets_nothing_new_begin(tmp_path):
         driver.run(executor, stop)
     assert len(executor.seen) == 1
     assert driver.unfinished == 2
+
+
+def test_a_search_without_anything_to_choose_from_has_failed(drive, tmp_path):
+    rates = (1e-3, 1e-2)
+    drive(Pretend(), rates=rates)
+    for path in tmp_path.glob("*/metrics.jsonl"):
+        path.unlink()
+    for path in tmp_path.glob("*/results.jsonl"):
+        path.unlink()
+    driver, stored = drive(Pretend(), rates=rates)
+    assert driver.counts() == {"done": 0, "running": 0, "failed": 2, "left": 0}
+    assert all(run["tested"] for run in stored["runs"])

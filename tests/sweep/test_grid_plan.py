@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from configs.common import ATTENTION_DEFAULTS
 from lra.errors import UserError
 from lra.sweep import Setting, Sweep, product, zipped
-from lra.sweep.plan import expand, load_sweep, planned
+from lra.sweep.plan import check_tasks, expand, load_sweep, planned
 
 RECALL = "configs/recall.py"
 
@@ -115,6 +116,66 @@ def test_values_that_training_or_evaluation_would_refuse(sweep, message):
         expand(Sweep(settings, **sweep))
 
 
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ({"seeds": 3}, "seeds must be a list of whole numbers, got 3"),
+        ({"seeds": ("a",)}, r"seeds must be a list of whole numbers, got \('a',\)"),
+        ({"seeds": (-1,)}, r"at least 0 and less than 2\^32, got \(-1,\)"),
+        ({"seeds": (1.5,)}, r"whole numbers, got \(1\.5,\)"),
+        ({"rates": 1e-3}, r"rates must be a list of numbers, got 0\.001"),
+        ({"rates": ("1e-3",)}, "rates must be a list of numbers"),
+        ({"lengths": 64}, "lengths must be a list of whole numbers, got 64"),
+        ({"settings": product(RECALL)[0]}, "must be a list of what product and zipped give"),
+        ({"settings": ["x"]}, "must be a list of what product and zipped give"),
+    ],
+)
+def test_slips_in_types(sweep, message):
+    with pytest.raises(UserError, match=message):
+        expand(Sweep(**{"settings": product(RECALL), **sweep}))
+
+
+def test_arrays_and_ranges_are_lists():
+    sweep = Sweep(
+        product(RECALL), seeds=np.arange(2), rates=np.array([1e-3, 1e-2]), lengths=range(32, 34)
+    )
+    assert [(run.rate, run.seed) for run in expand(sweep)[0]] == [
+        (1e-3, 0), (1e-3, 1), (1e-2, 0), (1e-2, 1)
+    ]  # fmt: skip
+
+
+def test_a_stack_and_its_layers_are_checked_together():
+    deep = {"model.num_layers": 4, "model.attention": "3xlinear/softmax"}
+    assert expand(Sweep(product(RECALL, values=deep)))[0][0].stack == "3xlinear/softmax"
+    assert expand(
+        Sweep(product(RECALL, {"attention": "3xlinear/softmax"}, {"model.num_layers": 4}))
+    )
+    with pytest.raises(UserError, match=r"3 layers, more than model\.num_layers=2"):
+        expand(Sweep(product(RECALL, {"attention": "3xlinear/softmax"})))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"data.num_pairs": 16, "data.length": 32}, "32 is below the 64 tokens"),
+        ({"model.num_heads": 5}, "num_heads must divide .* got 5 and 64"),
+        ({"model.dtype": "float16"}, "model.dtype must be one of"),
+        ({"optim.schedule": "cosin"}, "optim.schedule must be one of"),
+        ({"attention.softmax.scale": "cubic"}, "scale must be one of"),
+        ({"eval.lengths": (4,)}, "below the 32 tokens"),
+    ],
+)
+def test_what_task_model_and_optimizer_refuse_is_told_first(values, message):
+    with pytest.raises(UserError, match=message):
+        check_tasks(expand(Sweep(product(RECALL, values=values))), {})
+
+
+def test_keywords_of_a_mechanism_that_a_setting_lacks():
+    args, values = {"attention": ["softmax", "linear"]}, {"attention.softmax.scale": "ssmax"}
+    with pytest.raises(UserError, match="has no effect on the stack 'linear'"):
+        expand(Sweep(product(RECALL, args, values)))
+
+
 def test_a_key_that_is_given_twice():
     with pytest.raises(UserError, match=r"run.platform stands in the sweep's values and on the"):
         expand(Sweep(product(RECALL, values={"run.platform": "cpu"})), {"run.platform": "gpu"})
@@ -143,6 +204,7 @@ def test_sweep_files_say_what_is_wrong_with_them(tmp_path):
         ("x = 1", "defines no get_sweep"),
         ("import nothing_of_this_name", "cannot be loaded: ModuleNotFoundError"),
         ("def get_sweep(arg=None): return 3", "must return a Sweep, got int"),
+        ("def get_sweep(arg=None): return {}[1]", "KeyError: 1"),
     ):
         file.write_text(text)
         with pytest.raises(UserError, match=message):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lra.lifeline import Lifeline
-from lra.sweep.job import Job, is_evaluated, run_job
+from lra.sweep.job import Job, best_validation, is_evaluated, run_job
 from lra.sweep.local import LocalExecutor
 
 FINISH = "import pathlib, sys; pathlib.Path(sys.argv[1], 'finished.json').write_text('{}')"
@@ -115,3 +115,18 @@ def test_only_results_of_every_length_count_as_evaluated(tmp_path):
     assert not is_evaluated(tmp_path, (32, 64), "test")
     (tmp_path / "results.jsonl").write_text("{broken\n{}\n")
     assert not is_evaluated(tmp_path, (32,), "test")
+
+
+def test_a_place_that_cannot_be_used_is_the_failure_of_that_run(tmp_path, lifeline):
+    (tmp_path / "file").touch()
+    outcome = run_job(job(tmp_path / "file"), lifeline, threading.Event())
+    assert outcome.state == "failed" and "File exists" in outcome.tail[0]
+
+
+def test_rows_without_a_measure_are_no_candidates(tmp_path):
+    from lra.jsonl import write_rows
+
+    good = {"step": 1, "split": "validation", "accuracy": 0.5, "loss": 1.0}
+    write_rows(tmp_path / "metrics.jsonl", [good, {"step": 2, "split": "validation", "loss": 0.1}])
+    assert best_validation(tmp_path) == good
+    assert best_validation(tmp_path / "nowhere") is None
