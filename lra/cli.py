@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from absl import app, flags, logging
-from ml_collections import ConfigDict
 
 from lra import lifeline
 from lra.errors import UserError
-from lra.modules import load_module
-from lra.names import suggest
+from lra.modules import leaves, load_module
+from lra.names import in_stack, suggest
 from lra.signals import Stopped
 
 #: Set to 1 to see the traceback behind a one-line error.
@@ -29,15 +27,6 @@ def _fail(message: str) -> NoReturn:
     if os.environ.get(TRACEBACK):
         raise
     sys.exit(2)
-
-
-def _keys(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of the leaves."""
-    for key, value in config.items():
-        if isinstance(value, ConfigDict):
-            yield from _keys(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _load(path: str) -> tuple[Any, str | None]:
@@ -75,7 +64,7 @@ def _check_config(argv: list[str]) -> None:
         config, _ = _load(path)
     except Exception as error:
         raise UserError(f"--config={path}: {error}") from error
-    known = dict(_keys(config))
+    known = dict(leaves(config))
     first = next(i for i, word in enumerate(argv) if word.lstrip("-").partition("=")[0] == "config")
     for word in argv:
         name = word.lstrip("-").partition("=")[0]
@@ -92,9 +81,7 @@ def _check_config(argv: list[str]) -> None:
         key = name.removeprefix("no").removeprefix("config.")
         if key in known:
             used = _given(argv, "config.model.attention") or config.model.attention
-            if key.startswith("attention.") and key.split(".")[1] not in re.split(
-                r"[^a-z_]+", used
-            ):
+            if key.startswith("attention.") and key.split(".")[1] not in in_stack(used):
                 raise UserError(f"config.{key} has no effect: model.attention is {used!r}")
             continue
         if key in sections:
@@ -128,7 +115,7 @@ def _help(argv: list[str]) -> None:
         _check_config(argv)
         print(f"\n{path.partition(':')[0]}: {(_load(path)[1] or '').strip()}")
         print(f"\nKeys of {path} (explained in configs/common.py and in the file):")
-        for name, value in _keys(_load(path)[0]):
+        for name, value in leaves(_load(path)[0]):
             print(f"  --config.{name}={value!r}")
 
 

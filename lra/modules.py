@@ -1,8 +1,11 @@
-"""Config and sweep files as modules, by their path."""
+"""Config and sweep files as modules, and the keys of configs."""
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from ml_collections import ConfigDict
 
 
 def load_module(path: Path | str) -> Any:
@@ -17,3 +20,12 @@ def load_module(path: Path | str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of a ConfigDict's keys."""
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -13,8 +13,11 @@ from lra import cli
 from lra import config as configs
 from lra.errors import UserError
 from lra.evaluation.run import evaluate_run
+from lra.modules import leaves
+from lra.names import in_stack
 from lra.tasks import TASKS, make_task
 from lra.training.loop import train
+from models.attention.stack import parse_stack
 
 ROOT = Path(__file__).parents[1]
 RECALL = "--config=configs/recall.py:size=tiny"
@@ -201,7 +204,7 @@ def test_help_lists_every_flag(name, flags):
 def test_help_with_a_config_lists_every_key_with_its_default():
     done = command("train.py", "--help", "--config=configs/recall.py:attention=linear")
     assert (done.returncode, done.stderr) == (0, "")
-    for key, value in cli._keys(recall.get_config("attention=linear")):
+    for key, value in leaves(recall.get_config("attention=linear")):
         assert f"  --config.{key}={value!r}\n" in done.stdout
 
 
@@ -222,3 +225,15 @@ def test_a_traceback_is_there_for_those_who_ask():
     assert done.returncode != 0
     assert done.stderr.startswith("error: --workdir is required")
     assert "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("stack", "names"),
+    [
+        ("softmax", {"softmax"}),
+        ("3xmamba2/linear", {"mamba2", "linear"}),
+        ("gated_deltanet/2xgla", {"gated_deltanet", "gla"}),
+    ],
+)
+def test_the_mechanisms_of_a_stack_are_those_it_is_built_of(stack, names):
+    assert in_stack(stack) == names == set(parse_stack(stack, 12))

@@ -186,7 +186,7 @@ class Driver:
                     self._write()
                 if not ended:
                     progress.update(self._note(running), by=0)
-                    time.sleep(0.1)
+                    time.sleep(0.25)
 
     def _leave(self, running: Mapping[str, _Item]) -> None:
         """However it ends, nothing is called running after it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import json
 import os
 import signal
 import subprocess
@@ -224,11 +223,3 @@ def best_validation(workdir: Path) -> dict[str, Any] | None:
         and all(isinstance(row.get(key), int | float) for key in ("accuracy", "loss", "step"))
     ]
     return max(measured, key=lambda r: (r["accuracy"], -r["loss"], r["step"]), default=None)
-
-
-def task_data(workdir: Path) -> str | None:
-    """The data variant that a run has stored."""
-    try:
-        return json.loads((workdir / "run.json").read_text()).get("data")
-    except (OSError, ValueError, AttributeError):
-        return None

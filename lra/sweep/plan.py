@@ -6,18 +6,17 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from flax import nnx
-from ml_collections import ConfigDict
 
 from lra.config import build_model, build_task, check_lengths, resolve
 from lra.errors import UserError, user_errors
-from lra.modules import load_module
-from lra.names import suggest
+from lra.modules import leaves, load_module
+from lra.names import in_stack, suggest
 from lra.sweep.grid import Setting, Sweep
 from lra.tasks.spec import SPLITS
 from lra.training.optimizer import make_optimizer
@@ -116,7 +115,7 @@ def load_sweep(text: str) -> Sweep:
         raise UserError(f"{text}: {type(error).__name__}: {error}") from error
     if not isinstance(sweep, Sweep):
         raise UserError(f"get_sweep of {file} must return a Sweep, got {type(sweep).__name__}")
-    return sweep
+    return checked(sweep)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,12 +125,12 @@ class _Base:
     Attributes:
         given: the config.
         keys: its leaves.
-        checked: what training would take: a stack, its number of layers, and a key and value.
+        checked: values that training would take.
     """
 
     given: Any
     keys: dict[str, Any]
-    checked: set[tuple[str, ...]]
+    checked: set[str]
 
     def check(self, where: str, values: Mapping[str, Any]) -> None:
         """Refuses keys, types and values that training would refuse (`UserError`).
@@ -140,31 +139,26 @@ class _Base:
         """
         _check_types(where, values, self.keys)
         structure = {key: values[key] for key in STRUCTURE if key in values}
-        for key, value in [*values.items(), ("", "")]:
-            told = (repr(structure), key, repr(value))
-            if told in self.checked:
-                continue
-            tried = self.given.copy_and_resolve_references()
-            tried.update_from_flattened_dict(structure if not key else {**structure, key: value})
-            try:
-                resolve(tried)
-            except UserError as error:
-                raise UserError(
-                    f"{where}, {key}={value}: {error}" if key else str(error)
-                ) from error
-            self.checked.add(told)
+        told = "".join(f", {key}={value}" for key, value in structure.items())
+        self._try(where + told, structure)
+        for key, value in values.items():
+            self._try(f"{where}, {key}={value}", {**structure, key: value})
 
-
-def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, ConfigDict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    def _try(self, where: str, values: Mapping[str, Any]) -> None:
+        told = repr(values)
+        if told in self.checked:
+            return
+        tried = self.given.copy_and_resolve_references()
+        tried.update_from_flattened_dict(dict(values))
+        try:
+            resolve(tried)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+        self.checked.add(told)
 
 
 def _base(config: str) -> _Base:
-    """Loads a config file with its argument, and checks it as training would."""
+    """Loads a config file with its argument."""
     file, _, arg = config.partition(":")
     try:
         made = _load(file).get_config(arg or None)
@@ -172,7 +166,7 @@ def _base(config: str) -> _Base:
         raise
     except Exception as error:
         raise UserError(f"{config}: {error}") from error
-    return _Base(made, dict(_leaves(made)), set())
+    return _Base(made, dict(leaves(made)), set())
 
 
 def _check_types(where: str, values: Mapping[str, Any], known: Mapping[str, Any]) -> None:
@@ -201,8 +195,8 @@ def planned(sweep: Sweep, groups: Sequence[Sequence[Run]]) -> int:
     )
 
 
-def _checked(sweep: Sweep) -> Sweep:
-    """The sweep with lists as tuples of plain numbers (`UserError` for anything else)."""
+def checked(sweep: Sweep) -> Sweep:
+    """The sweep with its lists as tuples of plain numbers (`UserError` for anything else)."""
     settings = sweep.settings
     if not isinstance(settings, list | tuple) or not all(isinstance(s, Setting) for s in settings):
         raise UserError("the sweep's settings must be a list of what product and zipped give")
@@ -254,7 +248,7 @@ def expand(sweep: Sweep, extra: Mapping[str, str] | None = None) -> list[list[Ru
         UserError: for an empty sweep, a config, key or value that does not exist or fit, or a run
             that stands in it twice.
     """
-    sweep = _checked(sweep)
+    sweep = checked(sweep)
     if sweep.split not in SPLITS:
         raise UserError(
             f"the sweep's split must be one of {', '.join(SPLITS)}; got {sweep.split!r}"
@@ -291,9 +285,8 @@ def _runs_of(sweep: Sweep, setting: Setting, index: int, base: _Base) -> list[Ru
     if "seed" in values:
         raise UserError(f"{setting.config}: seed stands in values; give the sweep's seeds instead")
     stack = values.get("model.attention", base.given.model.attention)
-    used = re.split(r"[^a-z0-9_]+", stack)
     for key in values:
-        if key.startswith("attention.") and key.split(".")[1] not in used:
+        if key.startswith("attention.") and key.split(".")[1] not in in_stack(stack):
             raise UserError(
                 f"{setting.config}: {key} has no effect on the stack {stack!r}; give each mechanism's "
                 "keywords in a product of its own, and add the lists"

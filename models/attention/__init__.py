@@ -14,9 +14,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from models.attention.base import Attention, Buffer, Features
+from models.attention.deltanet import DeltaNet, GatedDeltaNet
+from models.attention.gla import GLA
 from models.attention.linear import Hedgehog, Linear, Taylor
+from models.attention.mamba2 import Mamba2
 from models.attention.performer import Performer
-from models.attention.recurrent import GLA, DeltaNet, GatedDeltaNet, Lightning, Mamba2, RetNet
+from models.attention.retnet import Lightning, RetNet
 from models.attention.rfa import RFA
 from models.attention.softmax import Softmax, SSMax
 

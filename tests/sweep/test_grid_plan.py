@@ -170,6 +170,25 @@ def test_what_task_model_and_optimizer_refuse_is_told_first(values, message):
         check_tasks(expand(Sweep(product(RECALL, values=values))), {})
 
 
+def test_keywords_of_mechanisms_with_digits_and_repeats():
+    args = {"attention": "3xmamba2/linear"}
+    values = {
+        "model.num_layers": 4,
+        "attention.mamba2.chunk_size": 8,
+        "attention.linear.chunk_size": 8,
+    }
+    assert expand(Sweep(product(RECALL, args, values)))
+
+
+def test_a_sweep_of_numpy_numbers_is_one_of_plain_numbers(tmp_path):
+    file = tmp_path / "sweep.py"
+    file.write_text(
+        "import numpy as np\nfrom lra.sweep import Sweep, product\n"
+        "def get_sweep(arg=None): return Sweep(product('configs/recall.py'), seeds=np.arange(2))"
+    )
+    assert [type(seed) for seed in load_sweep(str(file)).seeds] == [int, int]
+
+
 def test_keywords_of_a_mechanism_that_a_setting_lacks():
     args, values = {"attention": ["softmax", "linear"]}, {"attention.softmax.scale": "ssmax"}
     with pytest.raises(UserError, match="has no effect on the stack 'linear'"):

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from models.attention import build, decay
-from models.attention.recurrent import unit_silu
+from models.attention.deltanet import unit_silu
 
 BATCH, HEADS, K, V = 2, 2, 4, 3
 GATES = {"one": 0.0, "near one": -1e-4, "e^-20": -20.0, "e^-1e4": -1e4, "zero": -np.inf}
