@@ -1,23 +1,16 @@
-"""ListOps: grammar and values, the prepared data, interruptions, the LRA release's files."""
+"""ListOps: grammar and values of trees, the task on prepared data, and the command."""
 
 import dataclasses
 import hashlib
-import multiprocessing
-import os
 import pickle
-import signal
-import socket
 import statistics as stats
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lra.errors import UserError
-from lra.lock import lock
 from lra.tasks import listops, listops_files, make_task
 from lra.tasks.baselines import majority_label
 from lra.tasks.listops import (
@@ -41,8 +34,6 @@ def constant_accuracy(task, split):
 
 
 ROOT = Path(__file__).parents[2]
-#: Real lengths, few trees, many blocks: drawing takes about a second.
-LONG = Variant("long", 500, 2000, 10, 10, 1000, 40, 40, block=128)
 #: Every tree is kept.
 ALL = Variant("all", 1, 10**6, 3, 10, 1, 1, 1, block=20_000)
 
@@ -66,30 +57,6 @@ def parse(words):
         "[SM": lambda v: sum(v) % 10,
     }[word]
     return function(values), 1 + max(depths), [len(values), *arities]
-
-
-def contents(directory):
-    """Every file below a folder with its bytes."""
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in Path(directory).rglob("*")
-        if path.is_file()
-    }
-
-
-def examples(task, split):
-    source = task.source(split)
-    return [source[i] for i in range(len(source))]
-
-
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    """The variant "test", prepared in this process and without network."""
-    folder = tmp_path_factory.mktemp("tfds")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(socket.socket, "connect", None)
-        prepare("test", str(folder), workers=0)
-    return str(folder)
 
 
 # Trees.
@@ -213,7 +180,7 @@ def test_variant_refuses_bad_values(change, message):
 def test_prepared_splits_have_their_sizes_and_values(data_dir):
     task = ListOps(1000, data_dir=data_dir, variant="test")
     for split, size in VARIANTS["test"].sizes.items():
-        own = examples(task, split)
+        own = list(task.source(split))
         assert len(own) == size
         for example in own:
             assert example["inputs"].dtype == np.uint8
@@ -231,7 +198,7 @@ def test_trees_are_unique_and_splits_cannot_overlap(data_dir):
         task = make_task("listops", length=1000, seed=0, data_dir=data_dir, variant="test",
                          data_seed=seed)  # fmt: skip
         for split in VARIANTS["test"].sizes:
-            own = [bytes(example["inputs"]) for example in examples(task, split)]
+            own = [bytes(example["inputs"]) for example in list(task.source(split))]
             assert len(set(own)) == len(own)
             hashes = [content_hash(np.frombuffer(tree, np.uint8)) for tree in own]
             assert {split_of(digest) for digest in hashes} == {split}
@@ -249,7 +216,7 @@ def test_split_is_the_first_distinct_trees_of_the_blocks(tmp_path, monkeypatch):
         for tokens in draw_block(VARIANTS["few"], 0, index).split():
             if split_of(content_hash(tokens)) == "train" and bytes(tokens) not in expected:
                 expected.append(bytes(tokens))
-    own = examples(ListOps(9, data_dir=str(tmp_path), variant="few"), "train")
+    own = list(ListOps(9, data_dir=str(tmp_path), variant="few").source("train"))
     assert [bytes(example["inputs"]) for example in own] == expected[:60]
 
 
@@ -263,7 +230,7 @@ def test_too_few_trees_are_reported(tmp_path, monkeypatch):
 
 def test_truncation_keeps_the_head_and_the_true_length(data_dir):
     task = ListOps(10, data_dir=data_dir, variant="test")
-    short, full = (examples(task.with_length(n), "validation") for n in (10, 99))
+    short, full = (list(task.with_length(n).source("validation")) for n in (10, 99))
     assert max(example["length"] for example in short) > 10
     for cut, whole in zip(short, full, strict=True):
         assert cut["inputs"].tolist() == whole["inputs"][:10].tolist()
@@ -297,19 +264,6 @@ def test_baselines_of_prepared_data(data_dir):
     task = ListOps(50, data_dir=data_dir, variant="test")
     assert 0.08 < constant_accuracy(task, "train") < root_operator_baseline(task, "train") < 0.5
     assert 0 <= root_operator_baseline(task, "test", limit=5) <= 1
-
-
-def test_root_operator_baseline(tmp_path):
-    train = ["[MIN 0 1 ]\t0", "[MIN 2 3 ]\t2", "[MIN 0 4 ]\t0", "[MAX 2 9 ]\t9"]
-    test = ["[MIN 0 9 ]\t0", "[MIN 3 3 ]\t3", "[MAX 9 9 ]\t9", "[SM 5 5 ]\t0"]
-    folder = release(tmp_path, train=train, test=test)
-    task = ListOps(9, release_dir=folder)
-    assert root_operator_baseline(task, "train") == 3 / 4
-    # SM is not in train and gets its most frequent label, 0.
-    assert root_operator_baseline(task, "test") == 3 / 4
-    assert root_operator_baseline(task, "test", limit=2) == 1 / 2
-    with pytest.raises(ValueError, match=r"limit.*-1"):
-        root_operator_baseline(task, "test", limit=-1)
 
 
 def test_missing_data_name_place_and_command(tmp_path):
@@ -347,248 +301,6 @@ def test_bad_settings_are_refused(tmp_path):
         with pytest.raises(ValueError, match=f"{name}.*-1"):
             prepare("test", str(tmp_path), **{name: -1})
     assert not list(tmp_path.iterdir())
-
-
-# Preparing: workers and interruptions.
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """What preparing LONG in one go and in this process writes."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    prepare(LONG, str(folder), workers=0)
-    return contents(folder)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_bytes_do_not_depend_on_workers(undisturbed, workers, tmp_path):
-    directory = prepare(LONG, str(tmp_path), workers)
-    assert directory == tmp_path / "listops" / "long" / VERSION
-    assert contents(tmp_path) == undisturbed
-    assert f"listops/long/{VERSION}/listops-train.array_record-00000-of-00001" in undisturbed
-
-
-def start(folder, workers, kill_at=None, variant=LONG):
-    """Starts preparing a variant in another process.
-
-    kill_at: (module, function, n): the process is killed when it calls the function the n-th time.
-    """
-    code = f"from lra.tasks.listops import Variant, prepare\nvariant = {variant!r}\n"
-    if kill_at:
-        module, function, times = kill_at
-        code += f"""
-import importlib, itertools, os, signal
-module = importlib.import_module("lra.tasks.{module}")
-function, calls = module.{function}, itertools.count(1)
-def killing(*arguments):
-    if next(calls) == {times}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return function(*arguments)
-module.{function} = killing
-"""
-    code += f"prepare(variant, {str(folder)!r}, workers={workers})"
-    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL)
-
-
-@pytest.mark.parametrize(
-    ("workers", "kill_at"),
-    [
-        pytest.param(2, ("listops_files", "_read_block", 4), id="drawing"),
-        pytest.param(0, ("listops_builder", "_in_order", 500), id="writing"),
-        pytest.param(0, ("listops_files", "_sync", 2), id="written"),
-    ],
-)
-def test_killed_and_run_again_gives_the_same_bytes(undisturbed, workers, kill_at, tmp_path):
-    work = tmp_path / "listops" / "long" / f"incomplete_{VERSION}"
-    assert start(tmp_path, workers, kill_at).wait() == -signal.SIGKILL
-    assert not (tmp_path / "listops" / "long" / VERSION).exists()
-    before = {path: path.stat().st_mtime_ns for path in work.glob("blocks/*.npz")}
-    assert before
-    drawn = []
-    draw = listops_files.draw_block
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            listops_files, "draw_block", lambda v, s, i: (drawn.append(i), draw(v, s, i))[1]
-        )
-        prepare(LONG, str(tmp_path), workers=0)
-    assert not set(drawn) & {int(path.stem[-5:]) for path in before}
-    assert contents(tmp_path) == undisturbed
-
-
-def test_workers_end_with_a_killed_parent(tmp_path):
-    process = start(tmp_path, 2, variant=dataclasses.replace(LONG, train=100_000))
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    if not children.exists():
-        process.kill()
-        process.wait()
-        pytest.skip("this system does not list a process's children")
-    blocks = tmp_path / "listops" / "long" / f"incomplete_{VERSION}" / "blocks"
-    while process.poll() is None and not list(blocks.glob("*.npz")):
-        time.sleep(0.001)
-    pids = children.read_text().split()
-    assert len(pids) >= 2
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + 10
-    while any(is_running(pid) for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def is_running(pid):
-    """Whether a process is there and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def test_worker_that_dies_is_reported(tmp_path):
-    with pytest.raises(ChildProcessError, match="a process that draws trees died"):
-        for _ in listops_files._blocks(LONG, 0, tmp_path, 1):
-            for child in multiprocessing.active_children():
-                os.kill(child.pid, signal.SIGKILL)
-    assert list(tmp_path.glob("block-*.npz"))
-
-
-def test_damaged_blocks_are_drawn_again(tmp_path):
-    path = tmp_path / "block-00000.npz"
-    listops_files._ensure_block(LONG, 0, 0, path)
-    whole = path.read_bytes()
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 1
-    # Another variant's, empty, cut, and with one bit flipped.
-    listops_files._ensure_block(dataclasses.replace(LONG, max_args=9), 0, 0, path)
-    other = path.read_bytes()
-    assert other != whole
-    for damaged in (other, b"", whole[: len(whole) // 2], bytes(flipped)):
-        path.write_bytes(damaged)
-        listops_files._ensure_block(LONG, 0, 0, path)
-        assert path.read_bytes() == whole
-    # Sizes of splits do not matter to a block.
-    written = path.stat().st_mtime_ns
-    listops_files._ensure_block(dataclasses.replace(LONG, train=9), 0, 0, path)
-    assert path.stat().st_mtime_ns == written
-
-
-def test_failed_packing_leaves_no_data_set(tmp_path, monkeypatch, data_dir):
-    def full(path):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(listops_files, "_sync", full)
-    with pytest.raises(OSError, match="No space left"):
-        prepare("test", str(tmp_path), workers=0)
-    with pytest.raises(FileNotFoundError, match="is not prepared"):
-        ListOps(10, data_dir=str(tmp_path), variant="test").source("test")
-    monkeypatch.undo()
-    directory = prepare("test", str(tmp_path), workers=0)
-    assert contents(directory) == contents(Path(data_dir, "listops", "test", VERSION))
-    assert [path.name for path in directory.parent.iterdir()] == [VERSION]
-
-
-def test_leftovers_of_a_whole_data_set_are_removed(tmp_path):
-    directory = prepare("test", str(tmp_path), workers=0)
-    before = contents(tmp_path)
-    # As if the process had been killed between its last two acts.
-    (directory.parent / f"incomplete_{VERSION}" / "blocks").mkdir(parents=True)
-    written = directory.stat().st_mtime_ns
-    assert prepare("test", str(tmp_path), workers=0) == directory
-    assert contents(tmp_path) == before and directory.stat().st_mtime_ns == written
-
-
-def test_second_process_is_refused(tmp_path):
-    work = tmp_path / "listops" / "test" / f"incomplete_{VERSION}"
-    work.mkdir(parents=True)
-    with (
-        lock(work / "lock", "it"),
-        pytest.raises(UserError, match="is in use by process"),
-    ):
-        prepare("test", str(tmp_path), workers=0)
-    prepare("test", str(tmp_path), workers=0)
-
-
-# The release.
-
-
-def release(tmp_path, folder="", end="\r\n", header="Source\tTarget", **rows):
-    """Writes TSV files as the release has them; keywords: rows of train, val, test."""
-    directory = tmp_path / folder
-    directory.mkdir(parents=True, exist_ok=True)
-    for split, lines in rows.items():
-        text = "".join(line + end for line in [header, *lines])
-        (directory / f"basic_{split}.tsv").write_bytes(text.encode())
-    return str(tmp_path)
-
-
-ROWS = ["( ( ( [MAX 2 ) 9 ) ] )\t9", "( ( ( [SM ( ( ( [MIN 3 ) 4 ) ] ) ) 8 ) ] )\t1"]
-
-
-@pytest.mark.parametrize("folder", ["", "listops-1000", "lra_release/listops-1000"])
-@pytest.mark.parametrize("end", ["\r\n", "\n"])
-def test_release_files_are_read(tmp_path, folder, end):
-    directory = release(tmp_path, folder, end, train=ROWS * 2, val=ROWS[1:], test=ROWS[:1])
-    task = make_task("listops", length=5, seed=0, release_dir=directory)
-    assert task.spec.data == "listops/default, LRA release"
-    assert [len(task.source(split)) for split in ("train", "validation", "test")] == [4, 1, 1]
-    first, second = examples(task, "train")[2:]
-    assert decode(first["inputs"]) == "[MAX 2 9 ]"
-    assert (first["label"], first["length"]) == (9, 4)
-    assert decode(second["inputs"]) == "[SM [MIN 3 4 ]"
-    assert (second["label"], second["length"]) == (1, 7)
-    copy = pickle.loads(pickle.dumps(task.source("train")))
-    np.testing.assert_array_equal(copy[3]["inputs"], second["inputs"])
-    # The release has the default variant only.
-    with pytest.raises(ValueError, match="'default' alone, got variant 'short'"):
-        ListOps(5, release_dir=directory, variant="short")
-
-
-def test_last_row_of_the_release_may_have_no_line_end(tmp_path):
-    directory = release(tmp_path, test=ROWS)
-    path = Path(directory, "basic_test.tsv")
-    path.write_bytes(path.read_bytes().removesuffix(b"\r\n"))
-    assert [e["label"] for e in examples(ListOps(9, release_dir=directory), "test")] == [9, 1]
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("", "got no tab"),
-        ("( ( ( [MAX 2 ) 9", "got no tab in b'"),
-        ("( ( ( [MAX 2 ) 9 ) ] )\t", "expected a value 0 to 9 behind the tab, got b''"),
-        ("( ( ( [MAX 2 ) 9 ) ] )\t10", "behind the tab, got b'10'"),
-        ("( ( ( [MAX 2 ) 9 ) ] )\t9\t9", r"behind the tab, got b'9\\t9'"),
-        ("( )\t1", "expected a tree before the tab"),
-        ("( ( ( [MAX 2 ) 9 )\t9", "square brackets do not pair"),
-        ("\0" * 99, r"got no tab in b'[\\x0]*' … b'"),
-    ],
-)
-def test_damaged_rows_are_reported_with_file_and_line(tmp_path, row, message):
-    directory = release(tmp_path, train=[ROWS[0], row, ROWS[1]])
-    with pytest.raises(ValueError, match=rf"^{tmp_path}/basic_train.tsv:3: .*{message}"):
-        ListOps(9, release_dir=directory).source("train")
-
-
-def test_damaged_heads_are_reported(tmp_path):
-    release(tmp_path, header="Target\tSource", train=ROWS)
-    release(tmp_path, val=[])
-    (tmp_path / "basic_test.tsv").touch()
-    task = ListOps(9, release_dir=str(tmp_path))
-    with pytest.raises(ValueError, match=r"basic_train.tsv:1: expected the header"):
-        task.source("train")
-    with pytest.raises(ValueError, match=r"basic_val.tsv:2: the file ends before its first row"):
-        task.source("validation")
-    with pytest.raises(ValueError, match=r"basic_test.tsv:1: the file ends before its first row"):
-        task.source("test")
-
-
-def test_missing_release_names_what_was_looked_for(tmp_path):
-    release(tmp_path, train=ROWS)
-    with pytest.raises(FileNotFoundError) as error:
-        ListOps(9, release_dir=str(tmp_path)).source("validation")
-    message = str(error.value)
-    assert "\n" not in message
-    for folder in ("", "listops-1000/", "lra_release/listops-1000/"):
-        assert f"{tmp_path}/{folder}basic_val.tsv" in message
 
 
 # The command.
