@@ -10,6 +10,7 @@ from lra.tasks import make_task
 from lra.tasks.listops import (
     ListOps,
     decode,
+    root_operator_baseline,
 )
 
 
