@@ -120,12 +120,11 @@ class Softmax(Attention):
         return None
 
     def _scaled(self, query: Array, mask: Array) -> Array:
-        """The queries times β."""
+        """The queries times β, in float32 or better: a rounded β would move large logits by whole units."""
         factor = self.multiplier(mask)
         if factor is None:
             return query
-        wide = query.astype(jnp.promote_types(query.dtype, jnp.float32))
-        return (wide * factor[..., None]).astype(query.dtype)
+        return query.astype(jnp.promote_types(query.dtype, jnp.float32)) * factor[..., None]
 
     def adapt(self, features: Features, mask: Bool[Array, "B S"]) -> Features:
         """The adaptive temperature: queries times β(H) of the entropy H, in nats, of their row."""
@@ -141,8 +140,7 @@ class Softmax(Attention):
         entropy = jnp.where(jnp.isfinite(log_total), log_total - mean_logit, 0)
         beta = jnp.maximum(jnp.polyval(jnp.asarray(_ADAPTIVE, entropy.dtype), entropy), 1)
         beta = jnp.where(entropy > 0.5, beta, 1)
-        query = (query * beta[..., None]).astype(features.query.dtype)
-        return dataclasses.replace(features, query=query)
+        return dataclasses.replace(features, query=query * beta[..., None])
 
     def mix(
         self,
