@@ -76,7 +76,7 @@ def folder(tmp_path_factory):
 
 def on_devices(folder, count):
     """`in_this_process` where JAX sees `count` devices."""
-    flags = f"--xla_force_host_platform_device_count={count}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
     done = subprocess.run(
         [sys.executable, __file__, str(folder), str(count)],
         cwd=Path(__file__).parents[2],
