@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -86,7 +87,7 @@ class RFA(KernelAttention):
         self.projection = Buffer(self._draw(rngs.params()))
         self.scale = nnx.Param(jnp.ones((self.num_heads, self.key_dim), jnp.float32))
         # A bias that forgets over about a quarter of the training length: b = log of that many tokens.
-        bias = float(jnp.log(max(common["max_length"] / 4, 1)))
+        bias = math.log(max(common["max_length"] / 4, 1))
         self.gate = (
             GateProjection(common["dim"], self.num_heads, bias=bias, rngs=rngs, dtype=self.dtype)
             if gate

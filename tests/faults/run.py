@@ -366,9 +366,7 @@ def sweep_killed(score: Score, folder: Path, kills: int, rng: random.Random) -> 
     file.write_text(GRID.format(values=RECALL))
 
     def sweep(out: Path) -> list[str]:
-        return [
-            sys.executable, "-m", "lra.sweep", str(file), f"--workdir={out}", "--jobs=2", "--run.platform=cpu"
-        ]  # fmt: skip
+        return [sys.executable, "-m", "lra.sweep", str(file), f"--workdir={out}", "--jobs=2"]
 
     whole, out = folder / "sweep-whole", folder / "sweep-killed"
     began = time.monotonic()

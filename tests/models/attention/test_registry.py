@@ -25,6 +25,14 @@ def test_every_entry_is_built_and_has_defaults():
     assert ATTENTION_DEFAULTS.keys() == ATTENTION.keys()
 
 
+@pytest.mark.parametrize("name", ATTENTION)
+def test_every_entry_is_built_without_arrays(name):
+    """Sweeps check the models of a whole grid by their shapes before anything runs."""
+    own = {"gate": True} if name == "rfa" else {}
+    shapes = jax.eval_shape(lambda: nnx.state(make(name, **own)))
+    assert jax.tree.leaves(shapes)
+
+
 def test_unknown_name_lists_the_names_and_suggests_the_nearest():
     with pytest.raises(ValueError, match=r"'linaer'; there are: .*\. Did you mean 'linear'\?") as e:
         make("linaer")
