@@ -2,6 +2,7 @@
 
     python eval.py --workdir=runs/linear --lengths=64,256,1024
     python eval.py --workdir=runs/text --checkpoint=last --split=validation
+    python eval.py --workdir=runs/gla --lengths=1048576 --stream=4096 --examples=10
 
 Rows go to results.jsonl in the workdir, for python -m lra.report; the same measurement made again
 replaces its row. The checkpoint is chosen on validation. Exit status: 0 done, 2 an error that the
@@ -19,6 +20,12 @@ _LENGTHS = flags.DEFINE_list("lengths", [], "lengths in tokens; default: the con
 _SPLIT = flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "which examples")
 _CHECKPOINT = flags.DEFINE_enum(
     "checkpoint", "best", ["best", "last"], "best on validation, or last"
+)
+_EXAMPLES = flags.DEFINE_integer(
+    "examples", 0, "only the first so many examples; 0 for all", lower_bound=0
+)
+_STREAM = flags.DEFINE_integer(
+    "stream", 0, "tokens that a causal model reads at a time; 0 for all at once", lower_bound=0
 )
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "TFDS data directory, if not the run's")
 _PLATFORM = flags.DEFINE_enum("platform", None, ["cpu", "gpu", "tpu"], "device, if not the run's")
@@ -44,6 +51,8 @@ def main() -> None:
         lengths=lengths,
         split=_SPLIT.value,
         checkpoint=_CHECKPOINT.value,
+        examples=_EXAMPLES.value,
+        chunk=_STREAM.value,
         overrides={key: value for key, value in given.items() if value is not None},
     )
     print(text_tables(rows))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from models.attention import ATTENTION, Attention, build
+from models.attention import ATTENTION, Attention, LayerState, build
 from models.attention.stack import parse_stack
 from models.dropout import Dropout
 from models.embeddings import Embedding
-from models.heads import POOLS, Head, pool
+from models.heads import POOLS, Head, Pooled, pool, pool_more
 from models.recompute import recomputed
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float64}
@@ -109,9 +111,35 @@ class Block(nnx.Module):
         """One layer over a batch; `mask` True marks real tokens."""
         mode = {"deterministic": deterministic, "rngs": rngs}
         x = x + self.dropout(self.attention(x, mask=mask, norm=self.attention_norm, **mode), **mode)
-        if self.mlp is not None and self.mlp_norm is not None:
-            x = x + self.dropout(self.mlp(x, norm=self.mlp_norm, **mode), **mode)
-        return x
+        return self._mlp_branch(x, **mode)
+
+    def stream(
+        self, state: LayerState, x: Float[Array, "B L D"], *, mask: Bool[Array, "B L"]
+    ) -> tuple[LayerState, Float[Array, "B L D"]]:
+        """The layer over the next tokens; see `Attention.stream`."""
+        state, mixed = self.attention.stream(state, x, mask=mask, norm=self.attention_norm)
+        return state, self._mlp_branch(x + mixed, deterministic=True)
+
+    def _mlp_branch(self, x: Array, **mode: Any) -> Array:
+        if self.mlp is None or self.mlp_norm is None:
+            return x
+        return x + self.dropout(self.mlp(x, norm=self.mlp_norm, **mode), **mode)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StreamState:
+    """What a causal model keeps of the tokens it has read: the same amount however many they are.
+
+    Attributes:
+        position: how many positions they take.
+        layers: of each layer, from the bottom up.
+        pooled: of the last layer's output; None for kind tag.
+    """
+
+    position: Int[Array, ""]
+    layers: tuple[LayerState, ...]
+    pooled: Pooled | None
 
 
 class Transformer(nnx.Module):
@@ -186,6 +214,7 @@ class Transformer(nnx.Module):
         compute = DTYPES[dtype]
         self.kind = kind
         self.pool = pool
+        self.causal = causal
         self.dtype = compute
         self.cls = (
             nnx.Param(jnp.zeros((1, 1, dim), jnp.float32))
@@ -298,3 +327,57 @@ class Transformer(nnx.Module):
             inputs.reshape(batch * pair, length), mask.reshape(batch * pair, length), **mode
         )
         return self.head(pool(x, seen, self.pool).reshape(batch, pair, -1))
+
+    def init_stream(self, batch: int) -> StreamState:
+        """The state before the first token, for `stream`.
+
+        Args:
+            batch: examples; a pair of documents is one.
+
+        Raises:
+            ValueError: if the model is not causal or a layer has no state of fixed size.
+        """
+        if not self.causal:
+            raise ValueError(
+                "only a causal model reads its input in pieces: this one has model.causal=False"
+            )
+        rows = 2 * batch if self.kind == "match" else batch
+        pooled = None
+        if self.kind != "tag":
+            wide = jnp.promote_types(self.dtype, jnp.float32) if self.pool == "mean" else self.dtype
+            dim = self.final_norm.num_features
+            pooled = Pooled(jnp.zeros((rows, dim), wide), jnp.zeros(rows, jnp.int32))
+        layers = tuple(block.attention.init_stream(rows) for block in self.blocks)
+        return StreamState(jnp.zeros((), jnp.int32), layers, pooled)
+
+    def stream(
+        self, state: StreamState, inputs: Int[Array, "..."], *, mask: Bool[Array, "..."]
+    ) -> tuple[StreamState, Float[Array, "..."]]:
+        """The model over the next L ≥ 1 tokens, in inference, given the state that those before left.
+
+        Args:
+            state: from `init_stream` or the call before.
+            inputs: token ids, `[B, L]`; `[B, 2, L]` for kind match.
+            mask: True for a real token, of the same shape.
+
+        Returns:
+            The state after them, and the logits that `__call__` over everything so far would give: of
+            these L positions for kind tag, of the whole for the other kinds.
+        """
+        rows = (-1, inputs.shape[-1])
+        inputs, mask = inputs.reshape(rows), mask.reshape(rows)
+        x = self.embedding.add_positions(self.embedding(inputs), state.position)
+        # Pads may lie beyond a learned table, where it has no numbers.
+        x = jnp.where(mask[..., None], x, 0)
+        layers = []
+        for block, before in zip(self.blocks, state.layers, strict=True):
+            after, x = block.stream(before, x, mask=mask)
+            layers.append(after)
+        x = self.final_norm(x).astype(self.dtype)
+        position = state.position + inputs.shape[-1]
+        if state.pooled is None:
+            return StreamState(position, tuple(layers), None), self.head(x)
+        pooled, vector = pool_more(state.pooled, x, mask, self.pool)
+        if self.kind == "match":
+            vector = vector.reshape(-1, 2, vector.shape[-1])
+        return StreamState(position, tuple(layers), pooled), self.head(vector)

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 KINDS = ("classify", "match", "tag")
 POOLS = ("cls", "mean", "max", "last")
 MATCHES = ("concat", "nli")
 
 
-def pool(x: Float[Array, "B L D"], mask: Bool[Array, "B L"], how: str) -> Float[Array, "B D"]:
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pooled:
+    """The real tokens of a sequence so far, pooled.
+
+    Attributes:
+        vector: their sum, in float32 or better ("mean"), largest entries ("max"), or the one kept.
+        count: how many they are.
+    """
+
+    vector: Float[Array, "B D"]
+    count: Int[Array, "B"]
+
+
+def pool_more(
+    before: Pooled | None, x: Float[Array, "B L D"], mask: Bool[Array, "B L"], how: str
+) -> tuple[Pooled, Float[Array, "B D"]]:
     """One vector a sequence, from its real tokens alone. A row of pads alone gives zeros.
 
     Args:
+        before: of the tokens that came before; None if these are the first.
         x: token vectors.
         mask: True for a real token.
         how: "mean", "max", "last" (the last real token) or "cls" (the first position).
+
+    Returns:
+        What to go on with, and the vector.
 
     Raises:
         ValueError: for another name.
@@ -28,19 +50,31 @@ def pool(x: Float[Array, "B L D"], mask: Bool[Array, "B L"], how: str) -> Float[
     if how not in POOLS:
         raise ValueError(f"model.pool must be one of {', '.join(POOLS)}; got {how!r}")
     real = mask[..., None]
+    some = mask.any(1)[:, None]
+    count = mask.sum(1, dtype=jnp.int32) + (0 if before is None else before.count)
     if how == "cls":
-        return jnp.where(mask[:, :1], x[:, 0], 0)
-    if how == "mean":
+        vector = jnp.where(mask[:, :1], x[:, 0], 0) if before is None else before.vector
+    elif how == "mean":
         accumulate = jnp.promote_types(x.dtype, jnp.float32)
-        total = jnp.where(real, x, 0).astype(accumulate).sum(1)
-        count = jnp.maximum(mask.sum(1), 1).astype(accumulate)
-        return (total / count[:, None]).astype(x.dtype)
-    if how == "max":
-        top = jnp.where(real, x, -jnp.inf).max(1)
-        return jnp.where(mask.any(1)[:, None], top, 0)
-    length = x.shape[1]
-    last = (length - 1 - jnp.argmax(mask[:, ::-1], axis=1))[:, None, None]
-    return jnp.where(mask.any(1)[:, None], jnp.take_along_axis(x, last, axis=1)[:, 0], 0)
+        vector = jnp.where(real, x, 0).astype(accumulate).sum(1)
+        vector = vector if before is None else before.vector + vector
+        mean = vector / jnp.maximum(count, 1).astype(accumulate)[:, None]
+        return Pooled(vector, count), mean.astype(x.dtype)
+    elif how == "max":
+        vector = jnp.where(some, jnp.where(real, x, -jnp.inf).max(1), 0)
+        if before is not None:
+            both = jnp.where(some, jnp.maximum(vector, before.vector), before.vector)
+            vector = jnp.where(before.count[:, None] > 0, both, vector)
+    else:
+        index = (x.shape[1] - 1 - jnp.argmax(mask[:, ::-1], axis=1))[:, None, None]
+        last = jnp.take_along_axis(x, index, axis=1)[:, 0]
+        vector = jnp.where(some, last, 0 if before is None else before.vector)
+    return Pooled(vector, count), vector
+
+
+def pool(x: Float[Array, "B L D"], mask: Bool[Array, "B L"], how: str) -> Float[Array, "B D"]:
+    """One vector a sequence; see `pool_more`."""
+    return pool_more(None, x, mask, how)[1]
 
 
 class Head(nnx.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,8 @@ def evaluate_run(
     lengths: Sequence[int] = (),
     split: str = "test",
     checkpoint: str = "best",
+    examples: int = 0,
+    chunk: int = 0,
     overrides: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """Measures a run and stores the rows in its results.jsonl.
@@ -50,6 +53,8 @@ def evaluate_run(
         lengths: in tokens; () for `eval.lengths`, else `data.length`.
         split: "train", "validation" or "test".
         checkpoint: "best" on validation or "last".
+        examples: only the first so many of the split; 0 for all.
+        chunk: tokens that a causal model with states of fixed size reads at a time; 0 for all at once.
         overrides: values under `run` for this evaluation (platform, data_dir, …).
 
     Returns:
@@ -75,11 +80,11 @@ def evaluate_run(
         graph, params, buffers = split_model(model)
         for length in lengths:
             # Traced without arrays: a length the model cannot take is refused before any work.
-            _trace(graph, params, buffers, tasks[length])
+            _trace(graph, params, buffers, tasks[length], chunk)
     mesh = devices.data_mesh()
     arrays = jax.device_put({"params": params, "buffers": buffers}, devices.replicated(mesh))
     step, arrays = _load(workdir, checkpoint, arrays)
-    eval_step = make_eval_step(graph)
+    eval_step = make_eval_step(graph, chunk=chunk)
     common = {
         **_provenance(workdir, config),
         "task": config.task,
@@ -96,9 +101,9 @@ def evaluate_run(
     _store(results, [])  # a file that cannot be read or written is found before the work
     rows: list[dict[str, Any]] = []
 
-    def row(view: str, length: int, edges: list[int | None] | None, examples: Examples) -> None:
-        spec, measured = tasks[length].spec, summarise(examples)
-        labels = measured["labels"]
+    def row(view: str, length: int, edges: list[int | None] | None, found: Examples) -> None:
+        spec, summary = tasks[length].spec, summarise(found)
+        labels = summary["labels"]
         rows.append(
             {
                 **common,
@@ -107,8 +112,8 @@ def evaluate_run(
                 "bin": edges,
                 "state_floats": model.state_floats(length),
                 "mixing_flops": model.mixing_flops(length),
-                **measured,
-                "majority": float(examples.constant.sum()) / labels if labels else None,
+                **summary,
+                "majority": float(found.constant.sum()) / labels if labels else None,
                 "chance": spec.chance,
                 "data": spec.data,
             }
@@ -121,7 +126,7 @@ def evaluate_run(
             source = tasks[length].source(split)
             if not len(source):
                 raise UserError(f"task {config.task}: the {split} split is empty")
-        examples = evaluate(
+        measured = evaluate(
             eval_step,
             arrays["params"],
             arrays["buffers"],
@@ -129,15 +134,16 @@ def evaluate_run(
             split,
             mesh=mesh,
             batch_size=batch_size_at(config, length),
+            limit=examples,
             workers=config.run.workers,
             progress=f"{split} at length {length}",
             constant=constant,
         )
-        row("length", length, None, examples)
+        row("length", length, None, measured)
         if length == config.data.length and config.eval.bins:
             edges = [0, *config.eval.bins, None]
             for low, high in itertools.pairwise(edges):
-                row("bin", length, [low, high], examples.between(low, high))
+                row("bin", length, [low, high], measured.between(low, high))
         _store(results, rows)
     return rows
 
@@ -180,7 +186,7 @@ def batch_size_at(config: configs.Config, length: int) -> int:
     return max(1, config.eval.batch_size * config.data.length // max(length, config.data.length))
 
 
-def _trace(graph: nnx.GraphDef, params: Any, buffers: Any, task: Any) -> None:
+def _trace(graph: nnx.GraphDef, params: Any, buffers: Any, task: Any, chunk: int) -> None:
     """Runs the model's shape checks at the task's length; computes nothing."""
     spec = task.spec
     shape = (1, 2, spec.max_length) if spec.kind == "match" else (1, spec.max_length)
@@ -192,6 +198,8 @@ def _trace(graph: nnx.GraphDef, params: Any, buffers: Any, task: Any) -> None:
         "weight": jax.ShapeDtypeStruct(label, "float32"),
     }
     jax.eval_shape(make_eval_step(graph), params, buffers, batch)
+    if chunk:
+        jax.eval_shape(make_eval_step(graph, chunk=chunk), params, buffers, batch)
 
 
 def _provenance(workdir: Path, config: configs.Config) -> dict[str, Any]:
@@ -220,13 +228,24 @@ def _step_ms(workdir: Path) -> float | None:
 
 
 def _store(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Adds the rows to the file; a row of the same measurement is replaced where it stands."""
+    """Adds the rows to the file; a row of the same measurement is replaced where it stands.
+
+    A row of more examples stays, and a line says so.
+    """
 
     def key(row: dict[str, Any]) -> str:
         return repr([row.get(name) for name in ROW_KEY])
 
     with user_errors(), lock(path.with_suffix(".lock"), str(path), wait=True):
         stored = {key(row): row for row in read_rows(path)} if path.exists() else {}
-        stored.update({key(row): row for row in rows})
+        for row in rows:
+            there = stored.get(key(row))
+            if there is not None and there["n"] > row["n"]:
+                print(
+                    f"{path} keeps its row of {there['n']} examples at length {row['eval_length']}",
+                    file=sys.stderr,
+                )
+                continue
+            stored[key(row)] = row
         if stored:
             write_rows(path, stored.values())

@@ -139,20 +139,50 @@ def make_train_step(
 
 
 def make_eval_step(
-    graph: nnx.GraphDef,
+    graph: nnx.GraphDef, *, chunk: int = 0
 ) -> Callable[[Any, Any, Batch], dict[str, Float[Array, "B"]]]:
     """The compiled evaluation step.
+
+    Args:
+        graph: structure of the model.
+        chunk: tokens that a causal model reads at a time, with a state of fixed size in between; 0
+            for all at once. The memory that the model needs then does not grow with the length.
 
     Returns:
         (params, buffers, batch) → sums over each example's labels: `loss` (nats), `correct`,
         `weight`, each `[B]`.
     """
 
+    def sums(logits: Array, batch: Batch) -> dict[str, Float[Array, "B"]]:
+        loss, hit = cross_entropy(logits, batch["label"], batch["weight"])
+        found = {"loss": loss, "correct": hit, "weight": batch["weight"]}
+        return {k: v.reshape(v.shape[0], -1).sum(-1) for k, v in found.items()}
+
     def eval_step(params: Any, buffers: Any, batch: Batch) -> dict[str, Float[Array, "B"]]:
         model = merge_model(graph, params, buffers)
         logits = model(batch["inputs"], mask=batch["mask"], deterministic=True)
-        loss, hit = cross_entropy(logits, batch["label"], batch["weight"])
-        sums = {"loss": loss, "correct": hit, "weight": batch["weight"]}
-        return {k: v.reshape(v.shape[0], -1).sum(-1) for k, v in sums.items()}
+        return sums(logits, batch)
 
-    return jax.jit(eval_step)
+    def stream_step(params: Any, buffers: Any, batch: Batch) -> dict[str, Float[Array, "B"]]:
+        model = merge_model(graph, params, buffers)
+        length = batch["inputs"].shape[-1]
+        size = min(chunk, length)
+        tag = batch["label"].shape == batch["inputs"].shape
+        keys = MODEL_KEYS if tag else ("inputs", "mask")
+
+        def chunks(x: Array) -> Array:
+            """`[…, L]` to `[N, …, C]`; what fills up the last is masked and has weight 0."""
+            x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % size)])
+            return jnp.moveaxis(x.reshape(*x.shape[:-1], -1, size), -2, 0)
+
+        def one(state: Any, part: Batch) -> tuple[Any, Any]:
+            state, logits = model.stream(state, part["inputs"], mask=part["mask"])
+            return state, sums(logits, part) if tag else logits
+
+        start = model.init_stream(batch["inputs"].shape[0])
+        _, found = jax.lax.scan(one, start, {k: chunks(batch[k]) for k in keys})
+        if tag:
+            return jax.tree.map(lambda x: x.sum(0), found)
+        return sums(found[-1], batch)
+
+    return jax.jit(stream_step if chunk else eval_step)

@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from models.attention.base import Attention, Buffer, Features
+from models.attention.base import Attention, Buffer, Features, LayerState
 from models.attention.deltanet import DeltaNet, GatedDeltaNet
 from models.attention.gla import GLA
 from models.attention.linear import Hedgehog, Linear, Taylor
@@ -39,7 +39,16 @@ ATTENTION: dict[str, type[Attention]] = {
     "gated_deltanet": GatedDeltaNet,
 }
 
-__all__ = ["ATTENTION", "Attention", "Buffer", "Features", "build", "keywords", "unknown_name"]
+__all__ = [
+    "ATTENTION",
+    "Attention",
+    "Buffer",
+    "Features",
+    "LayerState",
+    "build",
+    "keywords",
+    "unknown_name",
+]
 
 
 def unknown_name(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from models.embeddings import rotate
 from models.recompute import recomputed
@@ -36,6 +36,34 @@ class Features:
     query: Float[Array, "B H L K"]
     key: Float[Array, "B H S K"]
     value: Float[Array, "B H S V"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Past:
+    """What `Attention.project` has to know of the tokens before the first that it is given.
+
+    Attributes:
+        position: how many they are.
+        tokens: the last of them, as many as the short convolution looks back; `[B, width − 1, D]`.
+    """
+
+    position: Int[Array, ""]
+    tokens: Float[Array, "B W D"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LayerState:
+    """What a layer keeps of the tokens it has read, to go on after them.
+
+    Attributes:
+        past: for `Attention.project`.
+        mixed: of the mechanism: what its `init_state` and `step` return.
+    """
+
+    past: Past
+    mixed: Any
 
 
 def visible(mask: Bool[Array, "B S"], length: int, causal: bool) -> Bool[Array, "B 1 L S"]:
@@ -78,11 +106,16 @@ class ShortConv(nnx.Module):
         self.width = width
         self.dtype = dtype
 
-    def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
-        """Convolves along L; positions before the first count as zero."""
+    def __call__(
+        self, x: Float[Array, "B L D"], before: Float[Array, "B W D"] | None = None
+    ) -> Float[Array, "B L D"]:
+        """Convolves along L; `before` are the width − 1 tokens in front, zeros if not given."""
         weights = self.taps[...].astype(self.dtype)
         length = x.shape[1]
-        padded = jnp.pad(x, ((0, 0), (self.width - 1, 0), (0, 0)))
+        if before is None:
+            padded = jnp.pad(x, ((0, 0), (self.width - 1, 0), (0, 0)))
+        else:
+            padded = jnp.concatenate([before, x], axis=1)
         shifts = (self.width - 1 - j for j in range(self.width))
         delayed = [padded[:, shift : shift + length] for shift in shifts]
         return sum((d * w for d, w in zip(delayed, weights, strict=True)), jnp.zeros_like(x))
@@ -274,15 +307,30 @@ class Attention(nnx.Module):
         batch, heads, length, width = x.shape
         return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
 
-    def project(self, x: Float[Array, "B L D"], mask: Bool[Array, "B L"]) -> Any:
-        """Learned projections of the tokens; `mask` True marks real ones. Returns `Features`."""
-        # Whatever a pad holds, NaN included, ends here.
-        x = jnp.where(mask[..., None], x, 0).astype(self.dtype)
+    def real_tokens(self, x: Float[Array, "B L D"], mask: Bool[Array, "B L"]) -> Array:
+        """x in the compute type. Whatever a pad holds, NaN included, ends here: it becomes 0."""
+        return jnp.where(mask[..., None], x, 0).astype(self.dtype)
+
+    def project(
+        self, x: Float[Array, "B L D"], mask: Bool[Array, "B L"], past: Past | None = None
+    ) -> Any:
+        """Learned projections of the tokens, each by itself but for a short convolution.
+
+        Args:
+            x: tokens' vectors.
+            mask: True for a real token.
+            past: what came before the first of them; None for nothing.
+
+        Returns:
+            `Features`.
+        """
+        x = self.real_tokens(x, mask)
         if self.short_conv is not None:
-            x = self.short_conv(x)
+            x = self.short_conv(x, None if past is None else past.tokens)
         query, key, value = (self.split_heads(p(x)) for p in (self.query, self.key, self.value))
         if self.rotary:
-            query, key = rotate(query), rotate(key)
+            start = 0 if past is None else past.position
+            query, key = rotate(query, start), rotate(key, start)
         return Features(query=query, key=key, value=value)
 
     def adapt(self, features: Any, mask: Bool[Array, "B S"]) -> Any:
@@ -373,3 +421,46 @@ class Attention(nnx.Module):
         if deterministic:
             features = self.adapt(features, mask)
         return self.finish(self.mix(features, mask, key), features)
+
+    def init_stream(self, batch: int) -> LayerState:
+        """The layer's state before the first token, for `stream`.
+
+        Raises:
+            ValueError: if the mechanism has no causal state of fixed size.
+        """
+        start = getattr(self, "init_state", None)
+        if start is None:
+            raise ValueError(
+                f"{type(self).__name__} keeps every token: it has no state of fixed size to stream with"
+            )
+        width = self.short_conv.width - 1 if self.short_conv is not None else 0
+        tokens = jnp.zeros((batch, width, self.out.out_features), self.dtype)
+        return LayerState(Past(jnp.zeros((), jnp.int32), tokens), start(batch))
+
+    def stream(
+        self,
+        state: LayerState,
+        x: Float[Array, "B L D"],
+        *,
+        mask: Bool[Array, "B L"],
+        norm: nnx.Module | None = None,
+    ) -> tuple[LayerState, Float[Array, "B L D"]]:
+        """The layer over the next L ≥ 1 tokens, in inference, given the state that those before left.
+
+        Args:
+            state: from `init_stream` or the call before.
+            x: tokens' vectors.
+            mask: True for a real token.
+            norm: applied to x first.
+
+        Returns:
+            The state after them, and what `__call__` over everything would give at these positions.
+        """
+        if norm is not None:
+            x = norm(x).astype(x.dtype)  # pyright: ignore[reportCallIssue]
+        features = self.project(x, mask, state.past)
+        mixed, out = self.step(state.mixed, features, mask)  # pyright: ignore[reportAttributeAccessIssue]
+        tokens = jnp.concatenate([state.past.tokens, self.real_tokens(x, mask)], axis=1)
+        tokens = tokens[:, tokens.shape[1] - state.past.tokens.shape[1] :]
+        past = Past(state.past.position + x.shape[1], tokens)
+        return LayerState(past, mixed), self.finish(out, features)

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from models.attention import decay
-from models.attention.base import Attention, Features
+from models.attention.base import Attention, Features, Past
 from models.attention.kernel import HeadNorm
 
 
@@ -106,10 +106,12 @@ class Recurrent(Attention):
         query, key = self.sides(features)
         return (query * key).sum(-1)
 
-    def project(self, x: Float[Array, "B L D"], mask: Bool[Array, "B L"]) -> RecurrentFeatures:
+    def project(
+        self, x: Float[Array, "B L D"], mask: Bool[Array, "B L"], past: Past | None = None
+    ) -> RecurrentFeatures:
         """See `Attention.project`."""
-        plain = super().project(x, mask)
-        x = jnp.where(mask[..., None], x, 0).astype(self.dtype)
+        plain = super().project(x, mask, past)
+        x = self.real_tokens(x, mask)
         swish = None if self.swish is None else self.split_heads(self.swish(x))
         return RecurrentFeatures(
             plain.query, plain.key, plain.value, swish=swish, **self.gate_logits(x)

@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from models.attention import chunked
-from models.attention.base import Buffer, Features, GateProjection, unit, visible
+from models.attention.base import Buffer, Features, GateProjection, Past, unit, visible
 from models.attention.kernel import KernelAttention
 
 FEATURE_MAPS = ("sincos", "arccos")
@@ -107,12 +107,14 @@ class RFA(KernelAttention):
         """M: 2D for sines and cosines, D else."""
         return self._random * (2 if self.feature_map == "sincos" else 1)
 
-    def project(self, x: Float[Array, "B L D"], mask: Bool[Array, "B L"]) -> Any:
+    def project(
+        self, x: Float[Array, "B L D"], mask: Bool[Array, "B L"], past: Past | None = None
+    ) -> Any:
         """See `Attention.project`."""
-        features = super().project(x, mask)
+        features = super().project(x, mask, past)
         if self.gate is None:
             return features
-        gate = self.gate(jnp.where(mask[..., None], x, 0)).swapaxes(1, 2)
+        gate = self.gate(self.real_tokens(x, mask)).swapaxes(1, 2)
         return GatedFeatures(features.query, features.key, features.value, gate)
 
     def random_features(self, x: Float[Array, "B H L K"]) -> Float[Array, "B H L M"]:

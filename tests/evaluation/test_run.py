@@ -123,6 +123,36 @@ def test_rows_say_what_was_measured(run):
         assert 0 <= row["majority"] <= 1
 
 
+@pytest.mark.parametrize("chunk", (1, 5, 16, 33, 100))
+def test_reading_in_pieces_gives_the_same_row(run, chunk):
+    whole = evaluate_run(run, lengths=[33])
+    pieces = evaluate_run(run, lengths=[33], chunk=chunk)
+    for name in MEASURED:
+        assert pieces[0][name] == pytest.approx(whole[0][name], rel=1e-5), name
+    assert len(read_rows(run / RESULTS_FILE)) == 1
+
+
+def test_what_cannot_be_read_in_pieces_is_refused_before_any_work(tmp_path):
+    for changes, message in (
+        ({"model__causal": False}, "model.causal=False"),
+        ({"model__attention": "softmax"}, "Softmax keeps every token"),
+    ):
+        configs.write_config(configs.resolve(small(**changes)), tmp_path)
+        (tmp_path / "checkpoints").mkdir(exist_ok=True)
+        with pytest.raises(UserError, match=message):
+            evaluate_run(tmp_path, chunk=4)
+    assert not (tmp_path / RESULTS_FILE).exists()
+
+
+def test_some_examples_do_not_replace_the_row_of_all(run, capsys):
+    (some,) = evaluate_run(run, examples=3)
+    assert some["n"] == 3
+    (every,) = evaluate_run(run)
+    assert evaluate_run(run, examples=2)[0]["n"] == 2
+    assert read_rows(run / RESULTS_FILE) == [every]
+    assert "of 7 examples" in capsys.readouterr().err
+
+
 def test_a_repeated_evaluation_replaces_its_row(run):
     first = evaluate_run(run)
     evaluate_run(run, split="validation")
