@@ -1,0 +1,102 @@
+"""What training costs beside inference: `mix` forward, and forward and backward.
+
+    python -m benchmarks.backward
+    python -m benchmarks.backward --attention gla deltanet --length=65536 --batch=1 --width=64
+
+For every mechanism, bidirectional and causal, with gradients to all its features, 2 × 4 heads × 1024
+× 32 float32 by default. Keys are as wide as values. The table gives milliseconds, the median of
+interleaved runs after one that warms up, their ratio, and temporary memory of the compiled forward
+and backward in MB (10⁶ bytes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from benchmarks.attention_memory import compile_mix
+from configs.common import ATTENTION_DEFAULTS
+from models.attention import ATTENTION, build
+
+
+def row(
+    name: str, *, causal: bool, batch: int, heads: int, length: int, width: int, runs: int
+) -> str:
+    """One line of the table; for a form that the mechanism refuses, its reason.
+
+    Args:
+        name: of the mechanism.
+        causal: the causal form.
+        batch: B.
+        heads: H.
+        length: L, in tokens.
+        width: K, of a head.
+        runs: timed runs.
+    """
+    start = f"{name:<16}{'causal' if causal else 'both':<9}"
+    dim = heads * width
+    own = ATTENTION_DEFAULTS[name]
+    if "output_gate" in own:  # it would halve the keys
+        own = {**own, "key_dim": width}
+    try:
+        layer = build(
+            name, dim=dim, num_heads=heads, max_length=length, causal=causal, rngs=nnx.Rngs(0),
+            **own,
+        )  # fmt: skip
+    except ValueError as error:
+        return f"{start} refused: {error}"
+    graph, state = nnx.split(layer)
+    both = compile_mix(layer, batch=batch, length=length, dim=dim, dropout=False)
+    mask = jnp.ones((batch, length), bool)
+    features = layer.project(jax.random.normal(jax.random.key(0), (batch, length, dim)), mask)
+    leaves = jax.tree.leaves(features)
+    forward = jax.jit(lambda state, features, mask: nnx.merge(graph, state).mix(features, mask))
+
+    def milliseconds(program: Any, *args: Any) -> float:
+        began = time.perf_counter()
+        jax.block_until_ready(program(*args))
+        return 1000 * (time.perf_counter() - began)
+
+    times = [
+        (
+            milliseconds(forward, state, features, mask),
+            milliseconds(both, leaves, state, mask, None, features.value),
+        )
+        for _ in range(runs + 1)
+    ][1:]
+    ahead, whole = (statistics.median(column) for column in zip(*times, strict=True))
+    megabytes = both.memory_analysis().temp_size_in_bytes / 1e6
+    return f"{start}{ahead:>10.1f}{whole:>12.1f}{whole / ahead:>8.2f}{megabytes:>12.1f}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--attention", nargs="+", choices=list(ATTENTION), default=list(ATTENTION), metavar="NAME"
+    )
+    parser.add_argument("--batch", type=int, default=2, help="B")
+    parser.add_argument("--heads", type=int, default=4, help="H")
+    parser.add_argument("--length", type=int, default=1024, help="L, in tokens")
+    parser.add_argument("--width", type=int, default=32, help="K, of a head")
+    parser.add_argument("--runs", type=int, default=9, help="timed runs of each")
+    args = parser.parse_args(argv)
+    sizes = {name: getattr(args, name) for name in ("batch", "heads", "length", "width", "runs")}
+    print(f"mix, {args.batch}×{args.heads}×{args.length}×{args.width} float32")
+    print(f"{'mechanism':<16}{'form':<9}{'forward ms':>10}{'+ backward':>12}{'ratio':>8}{'MB':>12}")
+    for name in args.attention:
+        for causal in (False, True):
+            print(row(name, causal=causal, **sizes), flush=True)
+
+
+if __name__ == "__main__":
+    main()
