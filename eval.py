@@ -5,8 +5,8 @@
     python eval.py --workdir=runs/gla --lengths=1048576 --stream=4096 --examples=10
 
 Rows go to results.jsonl in the workdir, for python -m lra.report; the same measurement made again
-replaces its row. The checkpoint is chosen on validation. Exit status: 0 done, 2 an error that the
-printed line explains (LRA_TRACEBACK=1 shows its traceback).
+replaces its row, unless it is of fewer examples. The checkpoint is chosen on validation. Exit status: 0
+done, 2 an error that the printed line explains (LRA_TRACEBACK=1 shows its traceback).
 """
 
 from pathlib import Path
@@ -51,7 +51,7 @@ def main() -> None:
         lengths=lengths,
         split=_SPLIT.value,
         checkpoint=_CHECKPOINT.value,
-        examples=_EXAMPLES.value,
+        limit=_EXAMPLES.value,
         chunk=_STREAM.value,
         overrides={key: value for key, value in given.items() if value is not None},
     )

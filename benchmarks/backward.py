@@ -4,24 +4,22 @@
     python -m benchmarks.backward --attention gla deltanet --length=65536 --batch=1 --width=64
 
 For every mechanism, bidirectional and causal, with gradients to all its features, 2 × 4 heads × 1024
-× 32 float32 by default. Keys are as wide as values. The table gives milliseconds, the median of
-interleaved runs after one that warms up, their ratio, and temporary memory of the compiled forward
-and backward in MB (10⁶ bytes).
+× 32 float32 by default. Keys are as wide as values where a mechanism does not fix their width. The
+table gives milliseconds, the median of interleaved runs after one that warms up, their ratio, and
+temporary memory of the compiled forward and backward in MB (10⁶ bytes).
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from benchmarks.attention_memory import compile_mix
+from benchmarks.scaling import Timed, milliseconds
 from configs.common import ATTENTION_DEFAULTS
 from models.attention import ATTENTION, build
 
@@ -53,27 +51,15 @@ def row(
     except ValueError as error:
         return f"{start} refused: {error}"
     graph, state = nnx.split(layer)
-    both = compile_mix(layer, batch=batch, length=length, dim=dim, dropout=False)
+    both = Timed(layer, length, dim, batch)
     mask = jnp.ones((batch, length), bool)
-    features = layer.project(jax.random.normal(jax.random.key(0), (batch, length, dim)), mask)
-    leaves = jax.tree.leaves(features)
     forward = jax.jit(lambda state, features, mask: nnx.merge(graph, state).mix(features, mask))
-
-    def milliseconds(program: Any, *args: Any) -> float:
-        began = time.perf_counter()
-        jax.block_until_ready(program(*args))
-        return 1000 * (time.perf_counter() - began)
-
     times = [
-        (
-            milliseconds(forward, state, features, mask),
-            milliseconds(both, leaves, state, mask, None, features.value),
-        )
+        (milliseconds(forward, state, both.features, mask), both.milliseconds())
         for _ in range(runs + 1)
     ][1:]
     ahead, whole = (statistics.median(column) for column in zip(*times, strict=True))
-    megabytes = both.memory_analysis().temp_size_in_bytes / 1e6
-    return f"{start}{ahead:>10.1f}{whole:>12.1f}{whole / ahead:>8.2f}{megabytes:>12.1f}"
+    return f"{start}{ahead:>12.1f}{whole:>15.1f}{whole / ahead:>8.2f}{both.megabytes:>10.1f}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -91,8 +77,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=9, help="timed runs of each")
     args = parser.parse_args(argv)
     sizes = {name: getattr(args, name) for name in ("batch", "heads", "length", "width", "runs")}
-    print(f"mix, {args.batch}×{args.heads}×{args.length}×{args.width} float32")
-    print(f"{'mechanism':<16}{'form':<9}{'forward ms':>10}{'+ backward':>12}{'ratio':>8}{'MB':>12}")
+    shape = f"{args.batch}×{args.heads}×{args.length}×{args.width}"
+    print(f"mix, {shape} float32, {jax.devices()[0].platform}")
+    print(
+        f"{'mechanism':<16}{'form':<9}{'forward ms':>12}{'with backward':>15}{'ratio':>8}{'MB':>10}"
+    )
     for name in args.attention:
         for causal in (False, True):
             print(row(name, causal=causal, **sizes), flush=True)

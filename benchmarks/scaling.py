@@ -17,7 +17,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -43,20 +43,22 @@ def slope(lengths: Sequence[int], values: Sequence[float]) -> float:
 
 
 class Timed:
-    """A compiled `mix` with its arguments.
+    """`mix` compiled, forward and backward, with its arguments.
 
     Args:
         layer: any mechanism.
         length: L, in tokens.
         dim: width over all heads.
+        batch: B.
     """
 
-    def __init__(self, layer: Attention, length: int, dim: int):
-        self.program = compile_mix(layer, batch=1, length=length, dim=dim, dropout=False)
-        x = jax.random.normal(jax.random.key(0), (1, length, dim))
-        mask = jnp.ones((1, length), bool)
+    def __init__(self, layer: Attention, length: int, dim: int, batch: int = 1):
+        self.program = compile_mix(layer, batch=batch, length=length, dim=dim, dropout=False)
+        x = jax.random.normal(jax.random.key(0), (batch, length, dim))
+        mask = jnp.ones((batch, length), bool)
         features = layer.project(x, mask)
         self.args = (jax.tree.leaves(features), nnx.state(layer), mask, None, features.value)
+        self.features = features
 
     @property
     def megabytes(self) -> float:
@@ -65,9 +67,14 @@ class Timed:
 
     def milliseconds(self) -> float:
         """Of one run."""
-        began = time.perf_counter()
-        jax.block_until_ready(self.program(*self.args))
-        return 1000 * (time.perf_counter() - began)
+        return milliseconds(self.program, *self.args)
+
+
+def milliseconds(program: Callable[..., Any], *args: Any) -> float:
+    """Of one run of a compiled program."""
+    began = time.perf_counter()
+    jax.block_until_ready(program(*args))
+    return 1000 * (time.perf_counter() - began)
 
 
 def measure(

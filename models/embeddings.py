@@ -21,7 +21,9 @@ _DIGITS = 3
 def cos_sin(
     start: int | Int[Array, ""], length: int, frequencies: Float[np.ndarray, "F"], dtype: Any
 ) -> tuple[Float[Array, "L F"], Float[Array, "L F"]]:
-    """cos(t·ω) and sin(t·ω) for t = start … start + length − 1 < 2^30, to a few units in the last place.
+    """cos(t·ω) and sin(t·ω) for t = start … start + length − 1, below 2^30.
+
+    Exact to a few units in the last place of float32; in float64, to about t·10⁻¹⁶.
 
     A float32 cannot hold the angle of a late position: at t = 2^20 it is off by a sixteenth. So the
     angle is the sum of those of the digits of t to base 1024, whose tables are computed in float64, by
@@ -32,12 +34,19 @@ def cos_sin(
         length: positions L.
         frequencies: ω, radians a position.
         dtype: of the result.
+
+    Raises:
+        ValueError: for positions from 2^30 on; where `start` is an array, those count from 0 again.
     """
-    end = start + length if isinstance(start, int) else _BASE**_DIGITS
+    last = _BASE**_DIGITS
+    end = start + length if isinstance(start, int) else last
+    if end > last:
+        raise ValueError(f"positions end at {last}, asked for a sequence of {end}")
     position = start + jnp.arange(length)
 
     def of_digit(step: int) -> tuple[Array, Array]:
-        angles = np.arange(min(_BASE, end))[:, None] * (step * frequencies)
+        rows = min(_BASE, -(-end // step))
+        angles = np.arange(rows)[:, None] * (step * frequencies)
         index = position // step % _BASE
         return jnp.asarray(np.cos(angles), dtype)[index], jnp.asarray(np.sin(angles), dtype)[index]
 

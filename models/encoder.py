@@ -132,12 +132,10 @@ class StreamState:
     """What a causal model keeps of the tokens it has read: the same amount however many they are.
 
     Attributes:
-        position: how many positions they take.
         layers: of each layer, from the bottom up.
         pooled: of the last layer's output; None for kind tag.
     """
 
-    position: Int[Array, ""]
     layers: tuple[LayerState, ...]
     pooled: Pooled | None
 
@@ -339,7 +337,8 @@ class Transformer(nnx.Module):
         """
         if not self.causal:
             raise ValueError(
-                "only a causal model reads its input in pieces: this one has model.causal=False"
+                "only a causal model can be streamed, and this one has model.causal=False: leave out "
+                "--stream"
             )
         rows = 2 * batch if self.kind == "match" else batch
         pooled = None
@@ -347,8 +346,15 @@ class Transformer(nnx.Module):
             wide = jnp.promote_types(self.dtype, jnp.float32) if self.pool == "mean" else self.dtype
             dim = self.final_norm.num_features
             pooled = Pooled(jnp.zeros((rows, dim), wide), jnp.zeros(rows, jnp.int32))
-        layers = tuple(block.attention.init_stream(rows) for block in self.blocks)
-        return StreamState(jnp.zeros((), jnp.int32), layers, pooled)
+        layers = []
+        for index, block in enumerate(self.blocks):
+            try:
+                layers.append(block.attention.init_stream(rows))
+            except ValueError as error:
+                raise ValueError(
+                    f"layer {index + 1} of the model cannot be streamed: {error}. Leave out --stream"
+                ) from None
+        return StreamState(tuple(layers), pooled)
 
     def stream(
         self, state: StreamState, inputs: Int[Array, "..."], *, mask: Bool[Array, "..."]
@@ -362,11 +368,13 @@ class Transformer(nnx.Module):
 
         Returns:
             The state after them, and the logits that `__call__` over everything so far would give: of
-            these L positions for kind tag, of the whole for the other kinds.
+            these L positions for kind tag, pads aside, of the whole for the other kinds. NaN where a
+            token lies beyond learned positions.
         """
         rows = (-1, inputs.shape[-1])
         inputs, mask = inputs.reshape(rows), mask.reshape(rows)
-        x = self.embedding.add_positions(self.embedding(inputs), state.position)
+        start = state.layers[0].past.position
+        x = self.embedding.add_positions(self.embedding(inputs), start)
         # Pads may lie beyond a learned table, where it has no numbers.
         x = jnp.where(mask[..., None], x, 0)
         layers = []
@@ -374,10 +382,9 @@ class Transformer(nnx.Module):
             after, x = block.stream(before, x, mask=mask)
             layers.append(after)
         x = self.final_norm(x).astype(self.dtype)
-        position = state.position + inputs.shape[-1]
         if state.pooled is None:
-            return StreamState(position, tuple(layers), None), self.head(x)
+            return StreamState(tuple(layers), None), self.head(x)
         pooled, vector = pool_more(state.pooled, x, mask, self.pool)
         if self.kind == "match":
             vector = vector.reshape(-1, 2, vector.shape[-1])
-        return StreamState(position, tuple(layers), pooled), self.head(vector)
+        return StreamState(tuple(layers), pooled), self.head(vector)

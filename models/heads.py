@@ -36,7 +36,8 @@ def pool_more(
     """One vector a sequence, from its real tokens alone. A row of pads alone gives zeros.
 
     Args:
-        before: of the tokens that came before; None if these are the first.
+        before: of the tokens that came before; None if these are the first. Not with "cls", which
+            is the first position of all.
         x: token vectors.
         mask: True for a real token.
         how: "mean", "max", "last" (the last real token) or "cls" (the first position).
@@ -45,15 +46,17 @@ def pool_more(
         What to go on with, and the vector.
 
     Raises:
-        ValueError: for another name.
+        ValueError: for another name, or "cls" with `before`.
     """
     if how not in POOLS:
         raise ValueError(f"model.pool must be one of {', '.join(POOLS)}; got {how!r}")
+    if how == "cls" and before is not None:
+        raise ValueError("pool 'cls' takes the first position: there is nothing to go on with")
     real = mask[..., None]
     some = mask.any(1)[:, None]
     count = mask.sum(1, dtype=jnp.int32) + (0 if before is None else before.count)
     if how == "cls":
-        vector = jnp.where(mask[:, :1], x[:, 0], 0) if before is None else before.vector
+        vector = jnp.where(mask[:, :1], x[:, 0], 0)
     elif how == "mean":
         accumulate = jnp.promote_types(x.dtype, jnp.float32)
         vector = jnp.where(real, x, 0).astype(accumulate).sum(1)

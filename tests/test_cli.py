@@ -189,7 +189,17 @@ def test_unknown_tasks_suggest_the_nearest():
         ("train.py", ("config", "workdir")),
         (
             "eval.py",
-            ("workdir", "lengths", "split", "checkpoint", "data_dir", "platform", "workers"),
+            (
+                "workdir",
+                "lengths",
+                "split",
+                "checkpoint",
+                "examples",
+                "stream",
+                "data_dir",
+                "platform",
+                "workers",
+            ),
         ),
     ],
 )

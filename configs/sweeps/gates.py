@@ -18,7 +18,7 @@ from lra.sweep import Sweep, product
 def get_sweep(arg: str | None = None) -> Sweep:
     """The sweep; `arg` is explained in the module's docstring."""
     args = parse_argument(arg, steps=1500)
-    values = {"train.steps": args.steps, "train.eval_every": args.steps // 3}
+    values = {"train.steps": args.steps, "train.eval_every": max(args.steps // 3, 1)}
     return Sweep(
         settings=[
             *product("configs/recall.py", {"attention": ["softmax", "linear", "deltanet"]}, values),

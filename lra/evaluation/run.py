@@ -29,7 +29,8 @@ from lra.training.writer import METRICS_FILE
 
 RESULTS_FILE = "results.jsonl"
 
-#: What makes two rows the same measurement: the later one replaces the earlier.
+#: What makes two rows the same measurement: the later one replaces the earlier, unless it is of
+#: fewer examples.
 ROW_KEY = ("config_hash", "seed", "step", "checkpoint", "split", "view", "eval_length", "bin")
 
 
@@ -39,7 +40,7 @@ def evaluate_run(
     lengths: Sequence[int] = (),
     split: str = "test",
     checkpoint: str = "best",
-    examples: int = 0,
+    limit: int = 0,
     chunk: int = 0,
     overrides: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
@@ -53,7 +54,7 @@ def evaluate_run(
         lengths: in tokens; () for `eval.lengths`, else `data.length`.
         split: "train", "validation" or "test".
         checkpoint: "best" on validation or "last".
-        examples: only the first so many of the split; 0 for all.
+        limit: only the first so many examples of the split; 0 for all.
         chunk: tokens that a causal model with states of fixed size reads at a time; 0 for all at once.
         overrides: values under `run` for this evaluation (platform, data_dir, …).
 
@@ -61,7 +62,8 @@ def evaluate_run(
         The rows.
 
     Raises:
-        UserError: for a run, split, checkpoint or length that is not there.
+        UserError: for a run, split, checkpoint or length that is not there, or a model that cannot be
+            read in chunks.
     """
     config = configs.read_config(workdir)
     for key, value in (overrides or {}).items():
@@ -101,23 +103,24 @@ def evaluate_run(
     _store(results, [])  # a file that cannot be read or written is found before the work
     rows: list[dict[str, Any]] = []
 
-    def row(view: str, length: int, edges: list[int | None] | None, found: Examples) -> None:
+    def row(
+        view: str, length: int, edges: list[int | None] | None, found: Examples
+    ) -> dict[str, Any]:
         spec, summary = tasks[length].spec, summarise(found)
         labels = summary["labels"]
-        rows.append(
-            {
-                **common,
-                "view": view,
-                "eval_length": length,
-                "bin": edges,
-                "state_floats": model.state_floats(length),
-                "mixing_flops": model.mixing_flops(length),
-                **summary,
-                "majority": float(found.constant.sum()) / labels if labels else None,
-                "chance": spec.chance,
-                "data": spec.data,
-            }
-        )
+        return {
+            **common,
+            "view": view,
+            "eval_length": length,
+            "bin": edges,
+            "limit": limit or None,
+            "state_floats": model.state_floats(length),
+            "mixing_flops": model.mixing_flops(length),
+            **summary,
+            "majority": float(found.constant.sum()) / labels if labels else None,
+            "chance": spec.chance,
+            "data": spec.data,
+        }
 
     with user_errors():
         constant = majority_label(task)
@@ -126,7 +129,7 @@ def evaluate_run(
             source = tasks[length].source(split)
             if not len(source):
                 raise UserError(f"task {config.task}: the {split} split is empty")
-        measured = evaluate(
+        examples = evaluate(
             eval_step,
             arrays["params"],
             arrays["buffers"],
@@ -134,17 +137,18 @@ def evaluate_run(
             split,
             mesh=mesh,
             batch_size=batch_size_at(config, length),
-            limit=examples,
+            limit=limit,
             workers=config.run.workers,
             progress=f"{split} at length {length}",
             constant=constant,
         )
-        row("length", length, None, measured)
+        new = [row("length", length, None, examples)]
         if length == config.data.length and config.eval.bins:
             edges = [0, *config.eval.bins, None]
             for low, high in itertools.pairwise(edges):
-                row("bin", length, [low, high], measured.between(low, high))
-        _store(results, rows)
+                new.append(row("bin", length, [low, high], examples.between(low, high)))
+        _store(results, new)
+        rows += new
     return rows
 
 
@@ -239,10 +243,12 @@ def _store(path: Path, rows: list[dict[str, Any]]) -> None:
     with user_errors(), lock(path.with_suffix(".lock"), str(path), wait=True):
         stored = {key(row): row for row in read_rows(path)} if path.exists() else {}
         for row in rows:
-            there = stored.get(key(row))
-            if there is not None and there["n"] > row["n"]:
+            there = stored.get(key(row), {}).get("n", 0)
+            if there > row["n"]:
+                of = "" if row["bin"] is None else f", bin {row['bin']}"
                 print(
-                    f"{path} keeps its row of {there['n']} examples at length {row['eval_length']}",
+                    f"{path} keeps its row of {there} examples at length {row['eval_length']}{of}: this "
+                    f"one of {row['n']} is not stored",
                     file=sys.stderr,
                 )
                 continue

@@ -95,7 +95,7 @@ def is_trained(workdir: Path) -> bool:
 
 
 def is_evaluated(workdir: Path, lengths: tuple[int, ...], split: str) -> bool:
-    """Whether results of the best checkpoint are there for every length."""
+    """Whether results of the best checkpoint, over all examples, are there for every length."""
     path = workdir / "results.jsonl"
     if not path.is_file():
         return False
@@ -106,7 +106,7 @@ def is_evaluated(workdir: Path, lengths: tuple[int, ...], split: str) -> bool:
     there = {
         row.get("eval_length")
         for row in rows
-        if row.get("split") == split and row.get("checkpoint") == "best"
+        if row.get("split") == split and row.get("checkpoint") == "best" and not row.get("limit")
     }
     return set(lengths) <= there
 

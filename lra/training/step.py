@@ -150,7 +150,8 @@ def make_eval_step(
 
     Returns:
         (params, buffers, batch) → sums over each example's labels: `loss` (nats), `correct`,
-        `weight`, each `[B]`.
+        `weight`, each `[B]`. With `chunk`, its call raises ValueError for a model that cannot be
+        streamed.
     """
 
     def sums(logits: Array, batch: Batch) -> dict[str, Float[Array, "B"]]:
@@ -167,7 +168,7 @@ def make_eval_step(
         model = merge_model(graph, params, buffers)
         length = batch["inputs"].shape[-1]
         size = min(chunk, length)
-        tag = batch["label"].shape == batch["inputs"].shape
+        tag = model.kind == "tag"
         keys = MODEL_KEYS if tag else ("inputs", "mask")
 
         def chunks(x: Array) -> Array:

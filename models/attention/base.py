@@ -59,11 +59,11 @@ class LayerState:
 
     Attributes:
         past: for `Attention.project`.
-        mixed: of the mechanism: what its `init_state` and `step` return.
+        memory: of the mechanism: what its `init_state` and `step` return.
     """
 
     past: Past
-    mixed: Any
+    memory: Any
 
 
 def visible(mask: Bool[Array, "B S"], length: int, causal: bool) -> Bool[Array, "B 1 L S"]:
@@ -208,6 +208,10 @@ class Attention(nnx.Module):
     A mechanism subclasses this, implements `mix` and its reference `weights`, and extends `project`
     or `finish` where it needs more than query, key and value. `mix` must give the positions that
     `mask` marks as real the same output whatever the padding holds.
+
+    One whose causal form keeps a state of fixed size has two methods more, and `stream` from them:
+    `init_state(batch)`, the state before the first token, and `step(state, features, mask)`, which
+    gives the state after the next tokens and `mix`'s output for them.
 
     Args:
         dim: model width D.
@@ -430,8 +434,10 @@ class Attention(nnx.Module):
         """
         start = getattr(self, "init_state", None)
         if start is None:
+            raise ValueError(f"{type(self).__name__} keeps every token, not a state of fixed size")
+        if type(self).adapt is not Attention.adapt:
             raise ValueError(
-                f"{type(self).__name__} keeps every token: it has no state of fixed size to stream with"
+                f"what {type(self).__name__} adapts in inference needs the whole input"
             )
         width = self.short_conv.width - 1 if self.short_conv is not None else 0
         tokens = jnp.zeros((batch, width, self.out.out_features), self.dtype)
@@ -454,13 +460,14 @@ class Attention(nnx.Module):
             norm: applied to x first.
 
         Returns:
-            The state after them, and what `__call__` over everything would give at these positions.
+            The state after them, and what `__call__` over everything would give at those of these
+            positions that are real.
         """
         if norm is not None:
             x = norm(x).astype(x.dtype)  # pyright: ignore[reportCallIssue]
         features = self.project(x, mask, state.past)
-        mixed, out = self.step(state.mixed, features, mask)  # pyright: ignore[reportAttributeAccessIssue]
+        memory, mixed = self.step(state.memory, features, mask)  # pyright: ignore[reportAttributeAccessIssue]
         tokens = jnp.concatenate([state.past.tokens, self.real_tokens(x, mask)], axis=1)
         tokens = tokens[:, tokens.shape[1] - state.past.tokens.shape[1] :]
         past = Past(state.past.position + x.shape[1], tokens)
-        return LayerState(past, mixed), self.finish(out, features)
+        return LayerState(past, memory), self.finish(mixed, features)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import attention_memory, step_overhead
+from benchmarks import attention_memory, backward, step_overhead
 from models.attention import ATTENTION
 
 
@@ -76,6 +76,28 @@ def test_refused_forms_are_told(capsys, monkeypatch):
     monkeypatch.setattr(attention_memory, "build", lambda name, **own: ATTENTION[name](**own))
     run(attention_memory, "--attention linear --length 8 --width 4")
     assert "refused: not causal" in capsys.readouterr().out
+
+
+def test_backward(capsys):
+    run(backward, "--attention gla taylor --batch 1 --heads 2 --length 33 --width 4 --runs 1")
+    header, titles, *rows = capsys.readouterr().out.splitlines()
+    assert header == "mix, 1×2×33×4 float32, cpu"
+    assert titles.split() == [
+        "mechanism",
+        "form",
+        "forward",
+        "ms",
+        "with",
+        "backward",
+        "ratio",
+        "MB",
+    ]
+    assert [row.split()[:2] for row in rows] == [
+        [name, form] for name in ("gla", "taylor") for form in ("both", "causal")
+    ]
+    for row in rows:
+        ahead, whole, ratio, megabytes = map(float, row.split()[2:])
+        assert ahead >= 0 and whole > 0 and ratio > 0 and megabytes > 0
 
 
 def test_arrays_of_a_program():

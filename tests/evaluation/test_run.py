@@ -16,11 +16,13 @@ from lra import config as configs
 from lra.errors import UserError
 from lra.evaluation.run import RESULTS_FILE, batch_size_at, evaluate_run
 from lra.jsonl import read_rows
+from lra.sweep.job import is_evaluated
 from lra.tasks.recall import Recall
 from lra.training.checkpoint import Checkpoints
 from lra.training.loop import train
 from lra.training.optimizer import make_optimizer
 from lra.training.state import initial_state, split_model
+from models.encoder import Transformer
 
 ROOT = Path(__file__).parents[2]
 MEASURED = ("n", "labels", "accuracy", "accuracy_se", "loss")
@@ -124,15 +126,37 @@ def test_rows_say_what_was_measured(run):
 
 
 @pytest.mark.parametrize("chunk", (1, 5, 16, 33, 100))
-def test_reading_in_pieces_gives_the_same_row(run, chunk):
-    whole = evaluate_run(run, lengths=[33])
-    pieces = evaluate_run(run, lengths=[33], chunk=chunk)
+def test_reading_in_chunks_gives_the_same_row(run, chunk, monkeypatch):
+    (whole,) = evaluate_run(run, lengths=[33])
+    used = []
+    plain = Transformer.stream
+    monkeypatch.setattr(
+        Transformer, "stream", lambda *args, **more: used.append(1) or plain(*args, **more)
+    )
+    (streamed,) = evaluate_run(run, lengths=[33], chunk=chunk)
     for name in MEASURED:
-        assert pieces[0][name] == pytest.approx(whole[0][name], rel=1e-5), name
+        assert streamed[name] == pytest.approx(whole[name], rel=1e-5), name
     assert len(read_rows(run / RESULTS_FILE)) == 1
+    assert len(used) == 2, "once to check shapes, once to compile what is run"
 
 
-def test_what_cannot_be_read_in_pieces_is_refused_before_any_work(tmp_path):
+def test_the_command_reads_in_chunks(run):
+    command = ["eval.py", f"--workdir={run}", "--stream=5", "--examples=3"]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = read_rows(run / RESULTS_FILE)
+    assert (row["n"], row["limit"]) == (3, 3)
+    assert row["command"].endswith("--stream=5 --examples=3")
+
+
+def test_what_cannot_be_read_in_chunks_is_refused_before_any_work(tmp_path):
     for changes, message in (
         ({"model__causal": False}, "model.causal=False"),
         ({"model__attention": "softmax"}, "Softmax keeps every token"),
@@ -145,12 +169,15 @@ def test_what_cannot_be_read_in_pieces_is_refused_before_any_work(tmp_path):
 
 
 def test_some_examples_do_not_replace_the_row_of_all(run, capsys):
-    (some,) = evaluate_run(run, examples=3)
-    assert some["n"] == 3
+    (some,) = evaluate_run(run, limit=3)
+    assert (some["n"], some["limit"]) == (3, 3)
+    assert not is_evaluated(run, (16,), "test")
     (every,) = evaluate_run(run)
-    assert evaluate_run(run, examples=2)[0]["n"] == 2
-    assert read_rows(run / RESULTS_FILE) == [every]
-    assert "of 7 examples" in capsys.readouterr().err
+    assert every["limit"] is None and is_evaluated(run, (16,), "test")
+    assert evaluate_run(run, limit=2, lengths=[16, 17])[0]["n"] == 2
+    assert read_rows(run / RESULTS_FILE)[0] == every
+    told = capsys.readouterr().err
+    assert told.count("keeps its row of 7 examples at length 16: this one of 2 is not stored") == 1
 
 
 def test_a_repeated_evaluation_replaces_its_row(run):

@@ -12,16 +12,27 @@ from models.embeddings import POSITIONS, Embedding, cos_sin, rotate, sinusoids
 
 
 class TestCosSin:
-    @pytest.mark.parametrize("start", (0, 1, 1023, 1024, 2**20 - 3, 2**20, 2**30 - 7))
+    @pytest.mark.parametrize(
+        ("start", "length"),
+        ((0, 7), (0, 1024), (0, 1025), (0, 2050), (1, 7), (1020, 10), (1024, 3), (2**20 - 3, 7),
+         (2**20, 7), (2**30 - 7, 7)),
+    )  # fmt: skip
     @pytest.mark.parametrize("traced", (False, True))
-    def test_late_positions_are_as_exact_as_early_ones(self, start, traced):
+    def test_late_positions_are_as_exact_as_early_ones(self, start, length, traced):
         frequencies = np.array([1.0, 0.3, 1e-4])
-        angles = (start + np.arange(7))[:, None] * frequencies
-        first = jnp.asarray(start) if traced else start
-        found = jax.jit(lambda first: cos_sin(first, 7, frequencies, jnp.float32))(first)
+        angles = (start + np.arange(length))[:, None] * frequencies
+        if traced:
+            run = jax.jit(lambda start: cos_sin(start, length, frequencies, jnp.float32))
+            found = run(jnp.asarray(start))
+        else:
+            found = cos_sin(start, length, frequencies, jnp.float32)
         for table, exact in zip(found, (np.cos(angles), np.sin(angles)), strict=True):
             # A few units in the last place of float32; at 2^30 the reference itself is off by 1e-7.
             np.testing.assert_allclose(table, exact, atol=5e-7)
+
+    def test_positions_end(self):
+        with pytest.raises(ValueError, match=r"end at 1073741824, asked for .* 1073741825"):
+            cos_sin(2**30 - 6, 7, np.ones(1), jnp.float32)
 
     def test_a_long_table_is_not_a_constant_of_the_program(self):
         length = 2**16

@@ -20,7 +20,9 @@ RATE = 0.1
 KEYS = (jax.random.key(0), jax.random.key(1))
 
 
-def make_model(kind="tag", *, dropout=0.0, pool="mean", attention="linear", mechanisms=None):
+def make_model(
+    kind="tag", *, dropout=0.0, pool="mean", attention="linear", mechanisms=None, causal=False
+):
     model = Transformer(
         kind=kind,
         vocab_size=VOCAB,
@@ -37,7 +39,7 @@ def make_model(kind="tag", *, dropout=0.0, pool="mean", attention="linear", mech
         match="concat",
         positions="none",
         pool=pool,
-        causal=False,
+        causal=causal,
         short_conv=0,
         dropout=dropout,
         attention_dropout=0.0,
@@ -222,3 +224,32 @@ def test_eval_step_sums_over_each_example(kind):
         assert sums[name].shape == (4,)
         np.testing.assert_allclose(sums[name], value.reshape(4, -1).sum(1), rtol=2e-5, err_msg=name)
     assert float(sums["weight"][-1]) == float(sums["loss"][-1]) == 0
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8, 100])
+@pytest.mark.parametrize(
+    ("kind", "pool"), [("tag", "mean"), ("classify", "max"), ("match", "last"), ("match", "mean")]
+)
+def test_an_evaluation_in_chunks_gives_the_same_sums(kind, pool, chunk):
+    graph, params, buffers = split_model(make_model(kind, pool=pool, causal=True))
+    batch = make_batch(kind, rows=4)
+    whole = make_eval_step(graph)(params, buffers, batch)
+    found = make_eval_step(graph, chunk=chunk)(params, buffers, batch)
+    assert found.keys() == whole.keys()
+    for name, value in whole.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=1e-6, err_msg=name)
+
+
+def test_memory_of_an_evaluation_in_chunks_does_not_grow():
+    """But for the tokens: an id, a label and a weight of 4 bytes each and a mask of 1."""
+    graph, params, buffers = split_model(make_model(causal=True))
+
+    def temporary(length):
+        kinds = {"inputs": "int32", "mask": "bool", "label": "int32", "weight": "float32"}
+        batch = {k: jax.ShapeDtypeStruct((1, length), kind) for k, kind in kinds.items()}
+        step = make_eval_step(graph, chunk=64)
+        return step.lower(params, buffers, batch).compile().memory_analysis().temp_size_in_bytes
+
+    # The tokens are padded and cut into chunks, which copies them.
+    assert temporary(2**14) - temporary(2**10) <= 2 * 13 * (2**14 - 2**10)
+    assert 8 * 4 > 2 * 13, "the vectors of the tokens alone would take more"
