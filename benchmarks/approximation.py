@@ -38,6 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from lra.arguments import at_least
 from models.attention import Features, build
 from models.attention.performer import log_positive_features, orthogonal_features
 
@@ -280,9 +281,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="folder for the CSV files and the plot")
-    parser.add_argument("--redraws", type=int, default=2000, help="redraws of part 2")
-    parser.add_argument("--length", type=int, default=1024, help="N of part 3, in tokens")
-    parser.add_argument("--runs", type=int, default=5, help="timed runs of part 3")
+    parser.add_argument("--redraws", type=at_least(1), default=2000, help="redraws of part 2")
+    parser.add_argument("--length", type=at_least(1), default=1024, help="N of part 3, in tokens")
+    parser.add_argument("--runs", type=at_least(1), default=5, help="timed runs of part 3")
     args = parser.parse_args(argv)
     tests, passed = unbiased(200)
     show("1. unbiased: largest |z| over directions", tests)

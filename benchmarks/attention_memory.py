@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lra.arguments import at_least
 from models.attention import ATTENTION, Attention, build
 
 #: Bytes of an element of XLA's types.
@@ -125,10 +126,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--attention", nargs="+", choices=list(ATTENTION), default=list(ATTENTION), metavar="NAME"
     )
-    parser.add_argument("--batch", type=int, default=1, help="B")
-    parser.add_argument("--heads", type=int, default=4, help="H")
-    parser.add_argument("--length", type=int, default=8192, help="L, in tokens")
-    parser.add_argument("--width", type=int, default=64, help="K, of a head")
+    parser.add_argument("--batch", type=at_least(1), default=1, help="B")
+    parser.add_argument("--heads", type=at_least(1), default=4, help="H")
+    parser.add_argument("--length", type=at_least(1), default=8192, help="L, in tokens")
+    parser.add_argument("--width", type=at_least(1), default=64, help="K, of a head")
     parser.add_argument("--dropout", type=float, default=0.1, help="rate; 0: no such rows")
     args = parser.parse_args(argv)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from flax import nnx
 
 from benchmarks.scaling import Timed, milliseconds
 from configs.common import ATTENTION_DEFAULTS
+from lra.arguments import at_least
 from models.attention import ATTENTION, build
 
 
@@ -53,11 +55,15 @@ def row(
     graph, state = nnx.split(layer)
     both = Timed(layer, length, dim, batch)
     mask = jnp.ones((batch, length), bool)
-    forward = jax.jit(lambda state, features, mask: nnx.merge(graph, state).mix(features, mask))
-    times = [
-        (milliseconds(forward, state, both.features, mask), both.milliseconds())
-        for _ in range(runs + 1)
-    ][1:]
+    # The arrays of the features and not the features: their class takes no abstract arrays.
+    leaves, structure = jax.tree.flatten(both.features)
+
+    def mix(state: Any, leaves: Any, mask: Any) -> Any:
+        return nnx.merge(graph, state).mix(jax.tree.unflatten(structure, leaves), mask)
+
+    args = (state, leaves, mask)
+    forward = jax.jit(mix).lower(*args).compile()
+    times = [(milliseconds(forward, *args), both.milliseconds()) for _ in range(runs + 1)][1:]
     ahead, whole = (statistics.median(column) for column in zip(*times, strict=True))
     return f"{start}{ahead:>12.1f}{whole:>15.1f}{whole / ahead:>8.2f}{both.megabytes:>10.1f}"
 
@@ -70,11 +76,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--attention", nargs="+", choices=list(ATTENTION), default=list(ATTENTION), metavar="NAME"
     )
-    parser.add_argument("--batch", type=int, default=2, help="B")
-    parser.add_argument("--heads", type=int, default=4, help="H")
-    parser.add_argument("--length", type=int, default=1024, help="L, in tokens")
-    parser.add_argument("--width", type=int, default=32, help="K, of a head")
-    parser.add_argument("--runs", type=int, default=9, help="timed runs of each")
+    parser.add_argument("--batch", type=at_least(1), default=2, help="B")
+    parser.add_argument("--heads", type=at_least(1), default=4, help="H")
+    parser.add_argument("--length", type=at_least(1), default=1024, help="L, in tokens")
+    parser.add_argument("--width", type=at_least(1), default=32, help="K, of a head")
+    parser.add_argument("--runs", type=at_least(1), default=9, help="timed runs of each")
     args = parser.parse_args(argv)
     sizes = {name: getattr(args, name) for name in ("batch", "heads", "length", "width", "runs")}
     shape = f"{args.batch}×{args.heads}×{args.length}×{args.width}"

@@ -27,6 +27,7 @@ from flax import nnx
 
 from benchmarks.attention_memory import compile_mix
 from configs.common import ATTENTION_DEFAULTS
+from lra.arguments import at_least
 from models.attention import ATTENTION, Attention, build
 
 BOUND = 1.15
@@ -136,9 +137,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--lengths", type=lengths_of, default=[4096, 16384, 65536], help="in tokens, rising"
     )
-    parser.add_argument("--heads", type=int, default=2, help="H")
-    parser.add_argument("--width", type=int, default=32, help="K, of a head")
-    parser.add_argument("--runs", type=int, default=3, help="timed runs at each length")
+    parser.add_argument("--heads", type=at_least(1), default=2, help="H")
+    parser.add_argument("--width", type=at_least(1), default=32, help="K, of a head")
+    parser.add_argument("--runs", type=at_least(1), default=3, help="timed runs at each length")
     args = parser.parse_args(argv)
     lengths = args.lengths
     head = "".join(f"{f'{n} ms':>12}{'MB':>9}" for n in lengths)

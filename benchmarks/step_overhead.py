@@ -39,6 +39,7 @@ from flax import nnx
 from configs import recall, text
 from lra import config as configs
 from lra import devices
+from lra.arguments import at_least
 from lra.pipeline import train_batches
 from lra.seeds import named_key
 from lra.tasks import TaskSpec
@@ -181,13 +182,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--attention", nargs="+", default=["softmax", "linear"], help="stacks")
-    parser.add_argument("--layers", type=int, default=4, help="blocks (dispatch)")
-    parser.add_argument("--dim", type=int, default=16, help="model width (dispatch)")
-    parser.add_argument("--length", type=int, default=16, help="tokens of a row (dispatch)")
-    parser.add_argument("--batch", type=int, default=2, help="rows (dispatch)")
-    parser.add_argument("--calls", type=int, default=200, help="timed calls (dispatch)")
-    parser.add_argument("--batches", type=int, default=300, help="timed batches (pipeline)")
-    parser.add_argument("--steps", type=int, default=100, help="timed steps (pipeline)")
+    parser.add_argument("--layers", type=at_least(1), default=4, help="blocks (dispatch)")
+    parser.add_argument("--dim", type=at_least(1), default=16, help="model width (dispatch)")
+    parser.add_argument("--length", type=at_least(1), default=16, help="tokens of a row (dispatch)")
+    parser.add_argument("--batch", type=at_least(1), default=2, help="rows (dispatch)")
+    parser.add_argument("--calls", type=at_least(1), default=200, help="timed calls (dispatch)")
+    parser.add_argument("--batches", type=at_least(1), default=300, help="timed batches (pipeline)")
+    parser.add_argument("--steps", type=at_least(1), default=100, help="timed steps (pipeline)")
     parser.add_argument("--data_dir", default="", help="TFDS data directory; without it, no Text")
     args = parser.parse_args(argv)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -39,7 +40,7 @@ def cos_sin(
         ValueError: for positions from 2^30 on; where `start` is an array, those count from 0 again.
     """
     last = _BASE**_DIGITS
-    end = start + length if isinstance(start, int) else last
+    end = last if isinstance(start, jax.Array) else int(start) + length
     if end > last:
         raise ValueError(f"positions end at {last}, asked for a sequence of {end}")
     position = start + jnp.arange(length)
@@ -154,16 +155,16 @@ class Embedding(nnx.Module):
         """
         length, dim = x.shape[1:]
         if self.position_table is not None:
-            if not isinstance(start, int):
+            if isinstance(start, jax.Array):
                 rows = self.position_table[...].at[start + jnp.arange(length)]
                 return x + rows.get(mode="fill", fill_value=jnp.nan).astype(self.dtype)
-            if start + length > self.max_length:
+            end = int(start) + length
+            if end > self.max_length:
                 raise ValueError(
-                    f"learned positions end at {self.max_length}, asked for a sequence of "
-                    f"{start + length}; "
+                    f"learned positions end at {self.max_length}, asked for a sequence of {end}; "
                     "evaluate at shorter lengths or train with positions none, sinusoidal or rotary"
                 )
-            return x + self.position_table[...][start : start + length].astype(self.dtype)
+            return x + self.position_table[...][end - length : end].astype(self.dtype)
         if self.positions == "sinusoidal":
             wide = jnp.promote_types(self.dtype, jnp.float32)
             return x + sinusoids(length, dim, start, wide).astype(self.dtype)

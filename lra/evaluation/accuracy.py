@@ -54,7 +54,7 @@ def summarise(examples: Examples) -> dict[str, Any]:
 
     Returns:
         `n` examples, `labels` that count, and `accuracy`, `accuracy_se` and `loss` (nats a label),
-        which are None where nothing counts.
+        which are None where nothing counts; one example has no `accuracy_se`.
     """
     labels = examples.weight.sum()
     counts: dict[str, Any] = {"n": len(examples.weight), "labels": int(labels)}
@@ -65,7 +65,7 @@ def summarise(examples: Examples) -> dict[str, Any]:
     return {
         **counts,
         "accuracy": float(accuracy),
-        "accuracy_se": float(spread),
+        "accuracy_se": float(spread) if len(examples.weight) > 1 else None,
         "loss": float(examples.loss.sum() / labels),
     }
 

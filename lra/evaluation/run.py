@@ -102,6 +102,7 @@ def evaluate_run(
     results = workdir / RESULTS_FILE
     _store(results, [])  # a file that cannot be read or written is found before the work
     rows: list[dict[str, Any]] = []
+    sizes: dict[int, int] = {}  # examples of the split at each length
 
     def row(
         view: str, length: int, edges: list[int | None] | None, found: Examples
@@ -113,7 +114,7 @@ def evaluate_run(
             "view": view,
             "eval_length": length,
             "bin": edges,
-            "limit": limit or None,
+            "limit": limit if limit and limit < sizes[length] else None,
             "state_floats": model.state_floats(length),
             "mixing_flops": model.mixing_flops(length),
             **summary,
@@ -127,7 +128,8 @@ def evaluate_run(
     for length in lengths:
         with user_errors():
             source = tasks[length].source(split)
-            if not len(source):
+            sizes[length] = len(source)
+            if not sizes[length]:
                 raise UserError(f"task {config.task}: the {split} split is empty")
         examples = evaluate(
             eval_step,
@@ -201,6 +203,7 @@ def _trace(graph: nnx.GraphDef, params: Any, buffers: Any, task: Any, chunk: int
         "label": jax.ShapeDtypeStruct(label, "int32"),
         "weight": jax.ShapeDtypeStruct(label, "float32"),
     }
+    # Whole as well as in chunks: only there are positions that the model does not have an error.
     jax.eval_shape(make_eval_step(graph), params, buffers, batch)
     if chunk:
         jax.eval_shape(make_eval_step(graph, chunk=chunk), params, buffers, batch)
@@ -243,14 +246,15 @@ def _store(path: Path, rows: list[dict[str, Any]]) -> None:
     with user_errors(), lock(path.with_suffix(".lock"), str(path), wait=True):
         stored = {key(row): row for row in read_rows(path)} if path.exists() else {}
         for row in rows:
-            there = stored.get(key(row), {}).get("n", 0)
-            if there > row["n"]:
+            there = stored.get(key(row))
+            if there and (there["n"], not there.get("limit")) > (row["n"], not row["limit"]):
                 of = "" if row["bin"] is None else f", bin {row['bin']}"
-                print(
-                    f"{path} keeps its row of {there} examples at length {row['eval_length']}{of}: this "
-                    f"one of {row['n']} is not stored",
-                    file=sys.stderr,
-                )
+                if there["n"] > row["n"]:
+                    print(
+                        f"{path} keeps its row of {there['n']} examples at length "
+                        f"{row['eval_length']}{of}: this one of {row['n']} is not stored",
+                        file=sys.stderr,
+                    )
                 continue
             stored[key(row)] = row
         if stored:

@@ -99,12 +99,12 @@ def read_rows(dirs: Iterable[Path], *, needed: bool = True) -> tuple[list[Row], 
 
 
 def drop_duplicates(rows: Iterable[Row], notices: list[str]) -> list[Row]:
-    """Keeps one row for every setting: the one with the largest step, of equal ones the last.
+    """Keeps one row for every setting: of most examples, then of the largest step, then the last.
 
     Args:
         rows: Rows in the order they were read.
         notices: Receives a line for every pair of rows that disagree, unless one only supersedes
-            an earlier step of the same file.
+            an earlier step of the same file on as many examples.
 
     Returns:
         The rows kept, in the order of their settings' first appearance.
@@ -114,12 +114,14 @@ def drop_duplicates(rows: Iterable[Row], notices: list[str]) -> list[Row]:
         other = kept.setdefault(row.key, row)
         if other is row:
             continue
-        winner, loser = (other, row) if other.step > row.step else (row, other)
+        better = (other.n, other.step) > (row.n, row.step)
+        winner, loser = (other, row) if better else (row, other)
         kept[row.key] = winner
-        superseded = winner.file == loser.file and winner.step > loser.step
+        superseded = winner.file == loser.file and winner.step > loser.step and winner.n == loser.n
         if winner.values != loser.values and not superseded:
             notices.append(
-                f"{loser.source} (step {loser.step}) and {winner.source} (step {winner.step}) are "
+                f"{loser.source} (step {loser.step}, {loser.n} examples) and {winner.source} (step "
+                f"{winner.step}, {winner.n} examples) are "
                 f"the same setting ({row.stack}, config {row.config_hash}, seed {row.seed}, "
                 f"{row.checkpoint}, {row.split}, length {row.eval_length}) with different values; "
                 f"the second is used"

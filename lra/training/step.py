@@ -152,7 +152,12 @@ def make_eval_step(
         (params, buffers, batch) → sums over each example's labels: `loss` (nats), `correct`,
         `weight`, each `[B]`. With `chunk`, its call raises ValueError for a model that cannot be
         streamed.
+
+    Raises:
+        ValueError: for a negative chunk.
     """
+    if chunk < 0:
+        raise ValueError(f"chunk must be 0 (everything at once) or a number of tokens, got {chunk}")
 
     def sums(logits: Array, batch: Batch) -> dict[str, Float[Array, "B"]]:
         loss, hit = cross_entropy(logits, batch["label"], batch["weight"])
@@ -176,14 +181,20 @@ def make_eval_step(
             x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % size)])
             return jnp.moveaxis(x.reshape(*x.shape[:-1], -1, size), -2, 0)
 
-        def one(state: Any, part: Batch) -> tuple[Any, Any]:
+        def read(state: Any, part: Batch) -> tuple[Any, Any]:
             state, logits = model.stream(state, part["inputs"], mask=part["mask"])
             return state, sums(logits, part) if tag else logits
 
+        def one(carry: Any, part: Batch) -> tuple[Any, None]:
+            # What is found is carried: stacked, it would grow with the length.
+            state, new = read(carry[0], part)
+            return (state, jax.tree.map(jnp.add, carry[1], new) if tag else new), None
+
+        parts = {k: chunks(batch[k]) for k in keys}
         start = model.init_stream(batch["inputs"].shape[0])
-        _, found = jax.lax.scan(one, start, {k: chunks(batch[k]) for k in keys})
-        if tag:
-            return jax.tree.map(lambda x: x.sum(0), found)
-        return sums(found[-1], batch)
+        shapes = jax.eval_shape(lambda: read(start, jax.tree.map(lambda x: x[0], parts))[1])
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        (_, found), _ = jax.lax.scan(one, (start, zeros), parts)
+        return found if tag else sums(found, batch)
 
     return jax.jit(stream_step if chunk else eval_step)

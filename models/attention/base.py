@@ -209,9 +209,8 @@ class Attention(nnx.Module):
     or `finish` where it needs more than query, key and value. `mix` must give the positions that
     `mask` marks as real the same output whatever the padding holds.
 
-    One whose causal form keeps a state of fixed size has two methods more, and `stream` from them:
-    `init_state(batch)`, the state before the first token, and `step(state, features, mask)`, which
-    gives the state after the next tokens and `mix`'s output for them.
+    One whose causal form keeps a state of fixed size implements `init_state` and `step` as well, and
+    has `stream` from them. What it does in `adapt` it must be able to do chunk by chunk.
 
     Args:
         dim: model width D.
@@ -387,6 +386,25 @@ class Attention(nnx.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} does not implement weights")
 
+    def init_state(self, batch: int) -> Any:
+        """The state before the first token, for `step`.
+
+        Raises:
+            ValueError: if the layer has no causal form with a state of fixed size.
+        """
+        del batch
+        raise ValueError(f"{type(self).__name__} keeps every token, not a state of fixed size")
+
+    def step(
+        self, state: Any, features: Any, mask: Bool[Array, "B L"]
+    ) -> tuple[Any, Float[Array, "B H L K"]]:
+        """The next L ≥ 1 tokens, given the state the ones before them left.
+
+        Returns:
+            The state after them, and `mix`'s output for them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not implement step")
+
     def finish(self, mixed: Float[Array, "B H L K"], features: Any) -> Float[Array, "B L D"]:
         """Output projection; mechanisms with an output norm or gate extend it."""
         del features
@@ -432,16 +450,10 @@ class Attention(nnx.Module):
         Raises:
             ValueError: if the mechanism has no causal state of fixed size.
         """
-        start = getattr(self, "init_state", None)
-        if start is None:
-            raise ValueError(f"{type(self).__name__} keeps every token, not a state of fixed size")
-        if type(self).adapt is not Attention.adapt:
-            raise ValueError(
-                f"what {type(self).__name__} adapts in inference needs the whole input"
-            )
+        memory = self.init_state(batch)
         width = self.short_conv.width - 1 if self.short_conv is not None else 0
         tokens = jnp.zeros((batch, width, self.out.out_features), self.dtype)
-        return LayerState(Past(jnp.zeros((), jnp.int32), tokens), start(batch))
+        return LayerState(Past(jnp.zeros((), jnp.int32), tokens), memory)
 
     def stream(
         self,
@@ -465,8 +477,8 @@ class Attention(nnx.Module):
         """
         if norm is not None:
             x = norm(x).astype(x.dtype)  # pyright: ignore[reportCallIssue]
-        features = self.project(x, mask, state.past)
-        memory, mixed = self.step(state.memory, features, mask)  # pyright: ignore[reportAttributeAccessIssue]
+        features = self.adapt(self.project(x, mask, state.past), mask)
+        memory, mixed = self.step(state.memory, features, mask)
         tokens = jnp.concatenate([state.past.tokens, self.real_tokens(x, mask)], axis=1)
         tokens = tokens[:, tokens.shape[1] - state.past.tokens.shape[1] :]
         past = Past(state.past.position + x.shape[1], tokens)

@@ -180,6 +180,26 @@ def test_some_examples_do_not_replace_the_row_of_all(run, capsys):
     assert told.count("keeps its row of 7 examples at length 16: this one of 2 is not stored") == 1
 
 
+def test_more_examples_than_there_are_is_all_of_them(run):
+    (row,) = evaluate_run(run, limit=8)
+    assert (row["n"], row["limit"]) == (7, None)
+    assert is_evaluated(run, (16,), "test")
+
+
+def test_a_limited_bin_does_not_replace_the_whole_one(run):
+    config = configs.read_config(run)
+    config.eval.bins = (100,)
+    configs.write_config(config, run)
+    evaluate_run(run)
+    evaluate_run(run, limit=3)
+    assert [row["limit"] for row in read_rows(run / RESULTS_FILE)] == [None, None, None]
+
+
+def test_one_example_has_no_standard_error(run):
+    (row,) = evaluate_run(run, limit=1)
+    assert row["accuracy"] is not None and row["accuracy_se"] is None
+
+
 def test_a_repeated_evaluation_replaces_its_row(run):
     first = evaluate_run(run)
     evaluate_run(run, split="validation")

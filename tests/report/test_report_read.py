@@ -84,6 +84,19 @@ def test_at_the_same_step_the_later_file_is_used(make_row, make_run):
     assert [row.accuracy for row in read_rows([second, first])[0]] == [0.8]
 
 
+@pytest.mark.parametrize("folders", [("a", "a"), ("a", "b")])
+def test_a_row_of_fewer_examples_does_not_stand_for_all(make_row, make_run, tmp_path, folders):
+    every, some = make_row(n=1000, step=400, accuracy=0.8), make_row(n=10, step=800, accuracy=0.9)
+    if folders[0] == folders[1]:
+        make_run("a", every, some)
+    else:
+        make_run("a", every)
+        make_run("b", some)
+    rows, notices = read_rows([tmp_path])
+    assert [row.n for row in rows] == [1000]
+    assert "step 800, 10 examples" in notices[0]
+
+
 def test_equal_copies_and_earlier_steps_of_one_file_are_no_news(make_row, make_run, tmp_path):
     make_run("a", make_row(step=200, accuracy=0.5), make_row(step=400, accuracy=0.9))
     make_run("b", make_row(step=400, accuracy=0.9))
