@@ -65,11 +65,17 @@ def unit_lower_inverse(lower: Float[Array, "*B C C"]) -> Float[Array, "*B C C"]:
 
 
 def _scan(
-    one_chunk: Callable[..., Any], state: Array, parts: tuple[Array, ...], chunk_size: int
+    one_chunk: Callable[..., Any],
+    state: Array,
+    parts: tuple[Array, ...],
+    chunk_size: int,
+    reverse: bool,
 ) -> tuple[Array, Array]:
     """Carries the state over chunks of `[B, H, L, …]` arrays; zeros fill up the last chunk.
 
-    Each chunk is computed again in the backward pass, so that one state a chunk is stored.
+    Each chunk is computed again in the backward pass, so that one state a chunk is stored. In reverse
+    each chunk is flipped when its turn comes: flipped copies of whole sequences would take more memory
+    than the states.
     """
     batch, heads, length = parts[0].shape[:3]
     size = min(chunk_size, length)
@@ -79,7 +85,15 @@ def _scan(
         pad = ((0, 0), (0, 0), (0, count * size - length), *([(0, 0)] * (x.ndim - 3)))
         return jnp.moveaxis(jnp.pad(x, pad).reshape(batch, heads, count, size, *x.shape[3:]), 2, 0)
 
-    state, out = jax.lax.scan(jax.checkpoint(one_chunk), state, tuple(map(chunks, parts)))
+    def body(state: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
+        if not reverse:
+            return one_chunk(state, chunk)
+        state, out = one_chunk(state, tuple(jnp.flip(x, axis=2) for x in chunk))
+        return state, jnp.flip(out, axis=2)
+
+    state, out = jax.lax.scan(
+        jax.checkpoint(body), state, tuple(map(chunks, parts)), reverse=reverse
+    )
     out = jnp.moveaxis(out, 0, 2).reshape(batch, heads, count * size, -1)
     return state, out[:, :, :length]
 
@@ -93,6 +107,7 @@ def gated(
     mask: Bool[Array, "B L"],
     *,
     chunk_size: int,
+    reverse: bool = False,
 ) -> tuple[Float[Array, "B H K V"], Float[Array, "B H L V"]]:
     """S_t = diag(α_t) S_{t−1} + k_t v_tᵀ, o_t = S_tᵀ q_t (Yang et al. 2024, arXiv 2312.06635, eq. 3).
 
@@ -108,6 +123,7 @@ def gated(
         log_gate: log α ≤ 0, −∞ allowed; G is K, or 1 for one gate a head.
         mask: True for a real token; a pad leaves the state as it is.
         chunk_size: C, in tokens; with G = K the weights take C²·K numbers a head while they are made.
+        reverse: from the last position to the first.
 
     Returns:
         The state after the last position, and the outputs, in `promote_types(value, float32)`.
@@ -134,7 +150,7 @@ def gated(
         kept = jnp.einsum("bhjk,bhjv->bhkv", k * decays[:, :, -1], v)
         return state * since[:, :, -1, :, None] + kept, out
 
-    return _scan(one_chunk, state, parts, chunk_size)
+    return _scan(one_chunk, state, parts, chunk_size, reverse)
 
 
 def delta(
@@ -147,6 +163,7 @@ def delta(
     *,
     chunk_size: int,
     log_gate: Float[Array, "B H L"] | None = None,
+    reverse: bool = False,
 ) -> tuple[Float[Array, "B H K V"], Float[Array, "B H L V"]]:
     """S_t = α_t S_{t−1} + β_t k_t (v_t − α_t S_{t−1}ᵀ k_t)ᵀ, o_t = S_tᵀ q_t.
 
@@ -164,6 +181,7 @@ def delta(
         mask: True for a real token; a pad leaves the state as it is.
         chunk_size: C, in tokens.
         log_gate: log α ≤ 0, −∞ allowed; None for α = 1.
+        reverse: from the last position to the first.
 
     Returns:
         The state after the last position, and the outputs, in `promote_types(value, float32)`.
@@ -193,4 +211,4 @@ def delta(
         kept = jnp.einsum("bhjk,bhjv->bhkv", k * left, corrections)
         return state * since[:, :, -1, :, None] + kept, out
 
-    return _scan(one_chunk, state, parts, chunk_size)
+    return _scan(one_chunk, state, parts, chunk_size, reverse)

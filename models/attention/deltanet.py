@@ -72,7 +72,12 @@ class DeltaNet(Recurrent):
         return unit_silu(features.query), unit_silu(features.key)
 
     def scan(
-        self, state: Array, features: RecurrentFeatures, logits: Any, mask: Bool[Array, "B L"]
+        self,
+        state: Array,
+        features: RecurrentFeatures,
+        logits: Any,
+        mask: Bool[Array, "B L"],
+        reverse: bool = False,
     ) -> tuple[Array, Array]:
         """See `Recurrent.scan`."""
         query, key = self.sides(features)
@@ -85,6 +90,7 @@ class DeltaNet(Recurrent):
             mask,
             chunk_size=self.chunk_size,
             log_gate=None if logits is None else self.log_gate(features, logits)[..., 0],
+            reverse=reverse,
         )
 
     def own_weight(self, features: RecurrentFeatures) -> Float[Array, "B H L"]:

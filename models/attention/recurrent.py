@@ -87,9 +87,14 @@ class Recurrent(Attention):
         return features.query.astype(dtype) * self.key_dim**-0.5, features.key.astype(dtype)
 
     def scan(
-        self, state: Array, features: RecurrentFeatures, logits: Any, mask: Bool[Array, "B L"]
+        self,
+        state: Array,
+        features: RecurrentFeatures,
+        logits: Any,
+        mask: Bool[Array, "B L"],
+        reverse: bool = False,
     ) -> tuple[Array, Array]:
-        """The recurrence from a state on."""
+        """The recurrence from a state on, from the first position to the last or in reverse."""
         query, key = self.sides(features)
         return decay.gated(
             state,
@@ -99,6 +104,7 @@ class Recurrent(Attention):
             self.log_gate(features, logits),
             mask,
             chunk_size=self.chunk_size,
+            reverse=reverse,
         )
 
     def own_weight(self, features: RecurrentFeatures) -> Float[Array, "B H L"]:
@@ -156,11 +162,10 @@ class Recurrent(Attention):
         if self.causal:
             return self.step(start, features, mask)[1]
         forward = self.scan(start, features, features.gate, mask)[1]
-        flipped = jax.tree.map(lambda a: jnp.flip(a, axis=2), features)
-        backward = self.scan(start, flipped, flipped.gate_back, jnp.flip(mask, axis=1))[1]
+        backward = self.scan(start, features, features.gate_back, mask, reverse=True)[1]
         real = mask[:, None, :, None]
         own = self.own_weight(features)[..., None] * features.value
-        out = forward + jnp.flip(backward, axis=2) - jnp.where(real, own, 0)
+        out = forward + backward - jnp.where(real, own, 0)
         return out.astype(features.value.dtype)
 
     def weights(

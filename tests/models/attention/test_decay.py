@@ -191,3 +191,19 @@ class TestStarts:
     def test_steps_and_rates(self, name):
         found = -np.log(self.decays(name)[:, 0])
         assert (found > 1e-3).all() and (found < 1.6).all()
+
+
+@pytest.mark.parametrize("use_beta", (False, True))
+def test_reverse_is_the_flipped_sequence(use_beta, x64):
+    q, k, v, b, _, mask = arrays(21, K)
+    g = gate_of("mixed", 21, 1)
+    parts = (q, k, v, b) if use_beta else (q, k, v, g)
+    form = decay.delta if use_beta else decay.gated
+    more = {"log_gate": g[..., 0]} if use_beta else {}
+    start = jnp.zeros((BATCH, HEADS, K, V))
+    flip = functools.partial(jnp.flip, axis=2)
+    reverse = form(start, *parts, mask, chunk_size=8, reverse=True, **more)
+    more = jax.tree.map(flip, more)
+    state, out = form(start, *map(flip, parts), jnp.flip(mask, axis=1), chunk_size=8, **more)
+    np.testing.assert_allclose(reverse[0], state, atol=1e-12)
+    np.testing.assert_allclose(reverse[1], flip(out), atol=1e-12)
