@@ -137,7 +137,7 @@ def test_reading_in_chunks_gives_the_same_row(run, chunk, monkeypatch):
     for name in MEASURED:
         assert streamed[name] == pytest.approx(whole[name], rel=1e-5), name
     assert len(read_rows(run / RESULTS_FILE)) == 1
-    assert len(used) == 2, "once to check shapes, once to compile what is run"
+    assert len(used) == 4, "traced for its shapes and for the loop, in the check and in what is run"
 
 
 def test_the_command_reads_in_chunks(run):
