@@ -73,8 +73,8 @@ def test_a_setting_in_two_files_uses_the_larger_step_and_names_both(make_row, ma
     rows, notices = read_rows([tmp_path])
     assert [row.accuracy for row in rows] == [0.8]
     assert len(notices) == 1
-    assert f"{late}/results.jsonl:1 (step 800)" in notices[0]
-    assert f"{early}/results.jsonl:1 (step 400)" in notices[0]
+    assert f"{late}/results.jsonl:1 (step 800, " in notices[0]
+    assert f"{early}/results.jsonl:1 (step 400, " in notices[0]
 
 
 def test_at_the_same_step_the_later_file_is_used(make_row, make_run):
