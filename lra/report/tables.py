@@ -168,7 +168,7 @@ def text_tables(rows: Iterable[Mapping[str, Any]]) -> str:
 
     Args:
         rows: Result rows as they stand in results.jsonl, decoded. Of several rows of one setting
-            the one with the largest step counts, of equal ones the last.
+            one counts; see `lra.report.read.drop_duplicates`.
 
     Returns:
         One aligned table for every (task, split, view, train length, data variant), separated by
