@@ -1,10 +1,10 @@
-"""Names: what was meant, and which mechanisms a stack has."""
+"""Names: what was meant, which mechanisms a stack has, which seeds there are."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
@@ -20,3 +20,9 @@ def in_stack(stack: str) -> set[str]:
         stack: in the grammar of `models.attention.stack.parse_stack`, which checks it.
     """
     return {re.sub(r"^\d+x", "", part.strip()) for part in stack.split("/")}
+
+
+def told_seeds(seeds: Sequence[int]) -> str:
+    """`seed 0`, or `mean of seeds 0, 1, 2`."""
+    listed = ", ".join(map(str, seeds))
+    return f"seed {listed}" if len(seeds) == 1 else f"mean of seeds {listed}"

@@ -4,8 +4,8 @@
 
 Eight pairs, causal, a short convolution in front of q, k, v. GLA with both starts of its gate and
 DeltaNet have states of one size (no output gate, keys as wide as values); ELU linear attention has
-K more floats a head. Learning rates are chosen on validation among three, then run with three
-seeds: 20 runs of 1500 steps. About seventy minutes on two CPU cores.
+K more floats a head. All seeds are tried at both learning rates, because at the larger one some learn
+and some do not: 24 runs of 1500 steps. About an hour on two CPU cores.
 Argument: `steps=1500`.
 """
 
@@ -32,7 +32,8 @@ def get_sweep(arg: str | None = None) -> Sweep:
                 },
             ),
         ],
-        rates=(3e-3, 1e-2, 3e-2),
+        rates=(3e-3, 1e-2),
         seeds=(0, 1, 2),
+        search_seeds=3,
         lengths=(64, 128, 256, 512, 1024),
     )

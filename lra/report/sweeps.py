@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lra.names import told_seeds
 from lra.report.read import find_files
 
 SWEEP_FILE = "sweep.json"
@@ -47,14 +48,16 @@ class Choice:
     """The learning rate of a setting, and what it was chosen from on validation.
 
     Attributes:
-        tried: `(rate, accuracy, standard error, examples, what failed)` of each rate.
+        seeds: those that every rate was tried with.
+        tried: `(rate, accuracy, standard error, examples, what failed)` of each rate; the error is over
+            the seeds, or over examples where there is one.
         chosen: The rate; None if every one failed.
     """
 
     task: str
     stack: str
     setting: str
-    seed: int
+    seeds: tuple[int, ...]
     tried: tuple[tuple[float, float | None, float | None, int | None, str | None], ...]
     chosen: float | None
 
@@ -123,7 +126,7 @@ def _choice(entry: Mapping[str, Any]) -> Choice:
         task=str(entry["task"]),
         stack=str(entry["stack"]),
         setting=str(entry["setting"]),
-        seed=int(entry["seed"]),
+        seeds=tuple(int(seed) for seed in entry["seeds"]),
         tried=tuple(tried(c) for c in entry["candidates"]),
         chosen=None if entry["chosen"] is None else float(entry["chosen"]),
     )
@@ -139,7 +142,8 @@ def choice_grid(choices: Sequence[Choice]) -> list[list[str]]:
                 told.append(f"{rate:g}: failed ({failed or 'no accuracy'})")
             else:
                 spread = "" if se is None else f" ± {100 * se:.2f}"
-                told.append(f"{rate:g}: {100 * accuracy:.2f}{spread} (n = {n})")
+                over = f"n = {n}" if len(choice.seeds) == 1 else told_seeds(choice.seeds)
+                told.append(f"{rate:g}: {100 * accuracy:.2f}{spread} ({over})")
         chosen = "none, every rate failed" if choice.chosen is None else f"{choice.chosen:g}"
         rates = [rate for rate, *_ in choice.tried]
         if len(rates) > 1 and choice.chosen in (min(rates), max(rates)):

@@ -21,8 +21,9 @@ from lra.sweep.plan import Run, check_tasks, expand, file_digest, is_search, loa
 DESCRIPTION = """\
 Runs every run of a sweep file, and writes the report of their results.
 
-With several learning rates each setting is first trained at every rate with the first seed; the
-rate that is best on validation is run with all seeds, and only those runs are tested. Finished
+With several learning rates each setting is first trained at every rate with the first seed, or as
+many as the file says; the rate that is best on validation is run with all seeds, and only those runs
+are tested. Finished
 runs are skipped, interrupted ones go on where they were, so the same command goes on after
 whatever ended it. A run that ends with status 2 has said what is wrong and is not tried again."""
 
@@ -122,8 +123,8 @@ def _dry_run(
     print(f"{len(groups)} settings, {planned(sweep, groups)} runs", end="")
     if any(is_search(group) for group in groups):
         print(
-            f" of these {len(runs)}: every rate with seed {sweep.seeds[0]}, and the best of them on "
-            f"validation with all of {len(sweep.seeds)} seed(s)",
+            f" of these {len(runs)}: every rate with {sweep.search_seeds} seed(s), and the best of them "
+            f"on validation with all of {len(sweep.seeds)}",
             end="",
         )
     print()

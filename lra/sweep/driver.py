@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from lra.files import write_whole
+from lra.names import told_seeds
 from lra.progress import Progress
 from lra.signals import StopRequest
 from lra.sweep.grid import Sweep
 from lra.sweep.job import Job, Outcome, is_done, is_evaluated, last_lines, make_job
 from lra.sweep.plan import Run, is_search, planned
-from lra.sweep.selection import Candidate, candidates, choose
+from lra.sweep.selection import Candidate, candidates, choose, measured
 
 #: What the report knows of a sweep: its runs, their states, and what was chosen from what.
 SWEEP_FILE = "sweep.json"
@@ -85,12 +86,13 @@ class Driver:
         self._items: dict[str, _Item] = {}
         self._pending: collections.deque[_Item] = collections.deque()
         self._chosen: dict[int, tuple[list[Candidate], Candidate | None]] = {}
+        self._tried = sweep.seeds[: sweep.search_seeds]
         self._searching = [is_search(runs) for runs in groups]
         for runs, search in zip(groups, self._searching, strict=True):
             for run in runs:
                 if not search:
                     self._add(run, search=False)
-                elif run.seed == sweep.seeds[0]:
+                elif run.seed in self._tried:
                     self._add(run, search=True)
         for index in range(len(groups)):
             self._choose(index)
@@ -109,15 +111,17 @@ class Driver:
         """When every rate of a setting has ended, goes on with the best."""
         if not self._searching[index] or index in self._chosen:
             return
-        runs = [r for r in self._groups[index] if r.seed == self._sweep.seeds[0]]
+        runs = [r for r in self._groups[index] if r.seed in self._tried]
         items = [self._items[run.name] for run in runs]
         if any(item.state not in ("done", "failed") for item in items):
             return
         failures = {item.run.name: item.reason for item in items if item.state == "failed"}
-        found = candidates(runs, self._workdir, failures)
-        for item, candidate in zip(items, found, strict=True):
-            if candidate.failed is not None and item.state != "failed":
-                item.state, item.reason = "failed", candidate.failed
+        results = {run.name: measured(run, self._workdir, failures) for run in runs}
+        for item in items:
+            result = results[item.run.name]
+            if isinstance(result, str) and item.state != "failed":
+                item.state, item.reason = "failed", result
+        found = candidates(runs, results)
         # Where runs of a rate have been tested, a rate that failed then and would win now comes too
         # late: test is read at one rate.
         tested = {
@@ -128,7 +132,7 @@ class Driver:
         best = choose([c for c in found if not tested or c.rate in tested])
         self._chosen[index] = (found, best)
         for item in items:
-            if best is None or item.run.name != best.run:
+            if best is None or item.run.rate != best.rate:
                 item.state = item.state if item.state == "failed" else "not chosen"
         if best is not None:
             for run in self._groups[index]:
@@ -150,7 +154,9 @@ class Driver:
             "failed": states["failed"],
         }
         hopeless = sum(
-            len(self._sweep.seeds) - 1 for _, best in self._chosen.values() if best is None
+            len(self._sweep.seeds) - len(self._tried)
+            for _, best in self._chosen.values()
+            if best is None
         )
         counts["left"] = self.planned - hopeless - sum(counts.values())
         return counts
@@ -285,7 +291,7 @@ class Driver:
                 "task": self._groups[index][0].task,
                 "stack": self._groups[index][0].stack,
                 "setting": self._sweep.settings[index].label,
-                "seed": self._sweep.seeds[0],
+                "seeds": list(self._tried),
                 "candidates": [dataclasses.asdict(c) for c in found],
                 "chosen": best.rate if best else None,
             }
@@ -306,8 +312,10 @@ class Driver:
                 for c in found
             )
             took = f"rate {best.rate:g}" if best else "no rate, every one failed,"
-            label, seed = self._sweep.settings[index].label, self._sweep.seeds[0]
-            lines.append(f"{label}: {took} of {tried} (validation, seed {seed})")
+            lines.append(
+                f"{self._sweep.settings[index].label}: {took} of {tried} (validation, "
+                f"{told_seeds(self._tried)})"
+            )
         for item in self.failed:
             lines.append(
                 f"failed: {item.run.name} (attempt {item.attempts}): {item.reason} "

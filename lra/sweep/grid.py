@@ -40,8 +40,9 @@ class Setting:
 class Sweep:
     """A grid of runs.
 
-    With several rates each setting is first trained at every rate with the first seed; the rate that
-    is best on validation is then run with all seeds, and only those runs read the `split`.
+    With several rates each setting is first trained at every rate with the first `search_seeds` seeds;
+    the rate whose mean is best on validation is then run with all seeds, and only those runs read the
+    `split`.
 
     Attributes:
         settings: from `product`, `zipped`, or written out; lists of them may be added.
@@ -49,6 +50,8 @@ class Sweep:
         rates: learning rates of the settings that have none of their own; () for the config's.
         lengths: evaluation lengths, in tokens; () for each config's own.
         split: what the chosen runs are evaluated on.
+        search_seeds: how many seeds, from the first on, every rate is tried with. More than one where
+            some seeds learn at a rate and some do not.
     """
 
     # Written by hand in sweep files: `lra.sweep.plan.expand` checks what they hold.
@@ -57,6 +60,7 @@ class Sweep:
     rates: Any = ()
     lengths: Any = ()
     split: str = "test"
+    search_seeds: int = 1
 
 
 def product(

@@ -188,11 +188,13 @@ def is_search(runs: Sequence[Run]) -> bool:
 
 
 def planned(sweep: Sweep, groups: Sequence[Sequence[Run]]) -> int:
-    """How many runs it comes to: a setting with several rates runs all of them with one seed only."""
-    return sum(
-        len(runs) // len(sweep.seeds) - 1 + len(sweep.seeds) if is_search(runs) else len(runs)
-        for runs in groups
-    )
+    """How many runs it comes to: a setting runs all of its rates with the seeds of the search only."""
+    left = len(sweep.seeds) - sweep.search_seeds
+
+    def count(runs: Sequence[Run]) -> int:
+        return len(runs) // len(sweep.seeds) * sweep.search_seeds + left
+
+    return sum(count(runs) if is_search(runs) else len(runs) for runs in groups)
 
 
 def checked(sweep: Sweep) -> Sweep:
@@ -211,7 +213,12 @@ def checked(sweep: Sweep) -> Sweep:
         dataclasses.replace(s, rates=_numbers(f"rates of {s.config}", s.rates, float))
         for s in settings
     ]
-    return Sweep(settings, seeds, rates, lengths, sweep.split)
+    tried = sweep.search_seeds
+    if type(tried) is not int or not 1 <= tried <= len(seeds):
+        raise UserError(
+            f"the sweep's search_seeds must be from 1 to its {len(seeds)} seed(s), got {tried!r}"
+        )
+    return Sweep(settings, seeds, rates, lengths, sweep.split, tried)
 
 
 def _numbers(what: str, listed: Any, kind: type) -> tuple[Any, ...]:

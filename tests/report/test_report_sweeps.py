@@ -11,7 +11,7 @@ RUN = {
     "train_length": 64, "lengths": [64, 128], "split": "test", "tested": True, "state": "done", "reason": "",
 }  # fmt: skip
 CHOICE = {
-    "task": "recall", "stack": "linear", "setting": "configs/recall.py", "seed": 0, "chosen": 0.01,
+    "task": "recall", "stack": "linear", "setting": "configs/recall.py", "seeds": [0], "chosen": 0.01,
     "candidates": [
         {"rate": 0.01, "accuracy": 0.5, "accuracy_se": 0.01, "n": 10, "failed": None},
         {"rate": 1e6, "accuracy": None, "accuracy_se": None, "n": None, "failed": "loss is nan"},

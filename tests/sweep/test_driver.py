@@ -18,7 +18,8 @@ class Pretend:
     """Ends each job at once: with the accuracy that is given for its rate, or a failure.
 
     Args:
-        accuracy: of each rate on validation; an Outcome for one that does not get there.
+        accuracy: of each rate on validation (`r0.01`), or of one seed of it (`r0.01-s3`); an Outcome
+            for one that does not get there.
     """
 
     def __init__(self, slots=2, **accuracy):
@@ -29,8 +30,9 @@ class Pretend:
         from pathlib import Path
 
         rate = next((w.split("=")[-1] for w in job.train if "learning_rate" in w), "none")
-        self.seen.append((rate, next(w for w in job.train if "seed" in w)[-1], bool(job.evaluate)))
-        given = self.accuracy.get(f"r{rate}", 0.5)
+        seed = next(w for w in job.train if "seed" in w)[-1]
+        self.seen.append((rate, seed, bool(job.evaluate)))
+        given = self.accuracy.get(f"r{rate}-s{seed}", self.accuracy.get(f"r{rate}", 0.5))
         if isinstance(given, list):
             given = given.pop(0) if len(given) > 1 else given[0]
         if isinstance(given, Outcome):
@@ -93,7 +95,7 @@ def test_the_rate_that_is_best_on_validation_is_run_with_all_seeds_and_alone_is_
     ]
     assert driver.counts() == {"done": 4, "running": 0, "failed": 0, "left": 0}
     (choice,) = stored["selection"]
-    assert (choice["chosen"], choice["seed"], choice["stack"]) == (0.01, 3, "softmax")
+    assert (choice["chosen"], choice["seeds"], choice["stack"]) == (0.01, [3], "softmax")
     assert [(c["rate"], c["accuracy"]) for c in choice["candidates"]] == [
         (0.001, 0.6),
         (0.01, 0.9),
@@ -103,6 +105,41 @@ def test_the_rate_that_is_best_on_validation_is_run_with_all_seeds_and_alone_is_
     again = Pretend()
     drive(again, seeds=(3, 4), rates=(1e-3, 1e-2, 1e-1))
     assert again.seen == []
+
+
+def test_the_rate_with_the_best_mean_over_the_seeds_of_the_search_is_run(drive):
+    """One of the two seeds learns nothing at the rate that is best with the other."""
+    executor = Pretend(**{"r0.001": 0.8, "r0.01-s3": 0.9, "r0.01-s4": 0.1})
+    sweep = {"seeds": (3, 4, 5), "rates": (1e-3, 1e-2), "search_seeds": 2}
+    driver, stored = drive(executor, **sweep)
+    assert executor.seen == [
+        ("0.001", "3", False),
+        ("0.001", "4", False),
+        ("0.01", "3", False),
+        ("0.01", "4", False),
+        ("0.001", "3", True),
+        ("0.001", "4", True),
+        ("0.001", "5", True),
+    ]
+    assert driver.planned == 5
+    assert driver.counts() == {"done": 5, "running": 0, "failed": 0, "left": 0}
+    (choice,) = stored["selection"]
+    assert (choice["chosen"], choice["seeds"]) == (0.001, [3, 4])
+    assert [c["accuracy"] for c in choice["candidates"]] == pytest.approx([0.8, 0.5])
+    assert [c["accuracy_se"] for c in choice["candidates"]] == pytest.approx([0.0, 0.4])
+    assert "(validation, mean of seeds 3, 4)" in driver.summary()
+    again = Pretend()
+    drive(again, **sweep)
+    assert again.seen == []
+
+
+def test_a_rate_of_which_one_seed_fails_is_no_candidate(drive):
+    failed = Outcome(2, 1.0, ("boom",))
+    executor = Pretend(**{"r0.001": 0.2, "r0.01-s0": 0.9, "r0.01-s1": failed})
+    driver, stored = drive(executor, seeds=(0, 1), rates=(1e-3, 1e-2), search_seeds=2)
+    assert stored["selection"][0]["chosen"] == 0.001
+    assert stored["selection"][0]["candidates"][1]["failed"] == "boom"
+    assert driver.counts() == {"done": 3, "running": 0, "failed": 1, "left": 0}
 
 
 def test_a_rate_that_fails_is_no_candidate_and_stops_nothing(drive):

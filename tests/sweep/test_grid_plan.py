@@ -1,5 +1,6 @@
 """What a sweep file may say, and the runs it gives."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,8 @@ def test_a_search_counts_every_rate_once_and_every_seed_of_the_best():
         (rate, seed) for rate in (1e-3, 1e-2) for seed in (0, 1, 2)
     ]
     assert planned(sweep, groups) == 2 - 1 + 3
+    wide = dataclasses.replace(sweep, search_seeds=2)
+    assert planned(wide, expand(wide)) == 2 * 2 + 1
     one = Sweep(product(RECALL), seeds=(0, 1, 2), rates=(1e-3,))
     assert planned(one, expand(one)) == 3
 
@@ -124,6 +127,9 @@ def test_values_that_training_or_evaluation_would_refuse(sweep, message):
         ({"seeds": (-1,)}, r"at least 0 and less than 2\^32, got \(-1,\)"),
         ({"seeds": (1.5,)}, r"whole numbers, got \(1\.5,\)"),
         ({"rates": 1e-3}, r"rates must be a list of numbers, got 0\.001"),
+        ({"search_seeds": 0}, r"search_seeds must be from 1 to its 1 seed\(s\), got 0"),
+        ({"search_seeds": 2}, r"search_seeds must be from 1 to its 1 seed\(s\), got 2"),
+        ({"search_seeds": 1.0}, r"search_seeds must be from 1 .* got 1\.0"),
         ({"rates": ("1e-3",)}, "rates must be a list of numbers"),
         ({"lengths": 64}, "lengths must be a list of whole numbers, got 64"),
         ({"settings": product(RECALL)[0]}, "must be a list of what product and zipped give"),
