@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
+
+#: (state, chunks of the arrays) → (state after them, outputs `[B, H, C, V]`).
+_OneChunk = Callable[[Array, tuple[Array, ...]], tuple[Array, Array]]
 
 
 def segment_decays(log_gate: Float[Array, "B H C G"]) -> Float[Array, "B H C C G"]:
@@ -64,8 +68,79 @@ def unit_lower_inverse(lower: Float[Array, "*B C C"]) -> Float[Array, "*B C C"]:
     return inverse.reshape(*batch, full, full)[..., :size, :size]
 
 
+def _take(parts: tuple[Array, ...], n: Any, size: int) -> tuple[Array, ...]:
+    return tuple(jax.lax.dynamic_slice_in_dim(x, n * size, size, 2) for x in parts)
+
+
+def _put(whole: Array, chunk: Array, n: Any, size: int) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(whole, chunk.astype(whole.dtype), n * size, 2)
+
+
+def _flipped(one_chunk: _OneChunk) -> _OneChunk:
+    """From the last position of the chunk to the first."""
+
+    def reverse(state: Array, parts: tuple[Array, ...]) -> tuple[Array, Array]:
+        state, out = one_chunk(state, tuple(jnp.flip(x, axis=2) for x in parts))
+        return state, jnp.flip(out, axis=2)
+
+    return reverse
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _fold(
+    one_chunk: _OneChunk, size: int, reverse: bool, state: Array, parts: tuple[Array, ...]
+) -> tuple[Array, Array]:
+    return _fold_fwd(one_chunk, size, reverse, state, parts)[0]
+
+
+def _fold_fwd(
+    one_chunk: _OneChunk, size: int, reverse: bool, state: Array, parts: tuple[Array, ...]
+):
+    count = parts[0].shape[2] // size
+    _, first = jax.eval_shape(one_chunk, state, jax.eval_shape(lambda: _take(parts, 0, size)))
+
+    def step(turn: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        state, out, states = carry
+        n = count - 1 - turn if reverse else turn
+        states = jax.lax.dynamic_update_index_in_dim(states, state, n, 0)
+        state, chunk = one_chunk(state, _take(parts, n, size))
+        return state, _put(out, chunk, n, size), states
+
+    shape = (*first.shape[:2], count * size, *first.shape[3:])
+    start = (state, jnp.zeros(shape, first.dtype), jnp.zeros((count, *state.shape), state.dtype))
+    state, out, states = jax.lax.fori_loop(0, count, step, start)
+    return (state, out), (states, parts)
+
+
+def _fold_bwd(
+    one_chunk: _OneChunk,
+    size: int,
+    reverse: bool,
+    residuals: tuple[Array, tuple[Array, ...]],
+    grads: tuple[Array, Array],
+):
+    states, parts = residuals
+    d_state, d_out = grads
+    count = len(states)
+
+    def step(turn: Any, carry: tuple[Array, tuple[Array, ...]]) -> Any:
+        d_state, d_parts = carry
+        n = turn if reverse else count - 1 - turn
+        _, pull = jax.vjp(one_chunk, states[n], _take(parts, n, size))
+        d_state, d_chunks = pull((d_state, _take((d_out,), n, size)[0]))
+        d_parts = tuple(
+            _put(whole, chunk, n, size) for whole, chunk in zip(d_parts, d_chunks, strict=True)
+        )
+        return d_state, d_parts
+
+    return jax.lax.fori_loop(0, count, step, (d_state, tuple(map(jnp.zeros_like, parts))))
+
+
+_fold.defvjp(_fold_fwd, _fold_bwd)
+
+
 def _scan(
-    one_chunk: Callable[..., Any],
+    one_chunk: _OneChunk,
     state: Array,
     parts: tuple[Array, ...],
     chunk_size: int,
@@ -73,29 +148,26 @@ def _scan(
 ) -> tuple[Array, Array]:
     """Carries the state over chunks of `[B, H, L, …]` arrays; zeros fill up the last chunk.
 
-    Each chunk is computed again in the backward pass, so that one state a chunk is stored. In reverse
-    each chunk is flipped when its turn comes: flipped copies of whole sequences would take more memory
-    than the states.
+    Each chunk is computed again in the backward pass, so that one state a chunk is stored. Chunks are
+    cut out of the arrays and gradients written into them where they lie: a scan would make a copy of
+    each array with the chunks in front, which takes more memory than the states. The gradient is
+    defined in reverse mode only, once.
     """
-    batch, heads, length = parts[0].shape[:3]
+    length = parts[0].shape[2]
     size = min(chunk_size, length)
-    count = -(-length // size)
-
-    def chunks(x: Array) -> Array:
-        pad = ((0, 0), (0, 0), (0, count * size - length), *([(0, 0)] * (x.ndim - 3)))
-        return jnp.moveaxis(jnp.pad(x, pad).reshape(batch, heads, count, size, *x.shape[3:]), 2, 0)
-
-    def body(state: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
-        if not reverse:
-            return one_chunk(state, chunk)
-        state, out = one_chunk(state, tuple(jnp.flip(x, axis=2) for x in chunk))
-        return state, jnp.flip(out, axis=2)
-
-    state, out = jax.lax.scan(
-        jax.checkpoint(body), state, tuple(map(chunks, parts)), reverse=reverse
-    )
-    out = jnp.moveaxis(out, 0, 2).reshape(batch, heads, count * size, -1)
+    fill = -length % size
+    if fill:
+        parts = tuple(
+            jnp.pad(x, ((0, 0), (0, 0), (0, fill), *([(0, 0)] * (x.ndim - 3)))) for x in parts
+        )
+    result: Any = _fold(_flipped(one_chunk) if reverse else one_chunk, size, reverse, state, parts)
+    state, out = result
     return state, out[:, :, :length]
+
+
+def _real(mask: Bool[Array, "B L"], heads: int, dtype: Any) -> Float[Array, "B H L"]:
+    """The mask as a part of chunks, which are differentiated with respect to all of their parts."""
+    return jnp.broadcast_to(mask[:, None], (mask.shape[0], heads, mask.shape[1])).astype(dtype)
 
 
 def gated(
@@ -129,16 +201,13 @@ def gated(
         The state after the last position, and the outputs, in `promote_types(value, float32)`.
     """
     dtype = jnp.promote_types(value.dtype, jnp.float32)
-    real = mask[:, None, :, None]
-    parts = (
-        query.astype(dtype),
-        jnp.where(real, key, 0).astype(dtype),
-        jnp.where(real, value, 0).astype(dtype),
-        jnp.where(real, log_gate, 0).astype(dtype),
-    )
+    parts = (query, key, value, log_gate, _real(mask, query.shape[1], dtype))
 
     def one_chunk(state: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
-        q, k, v, g = chunk
+        *arrays, real = chunk
+        real = real[..., None] > 0
+        q = arrays[0].astype(dtype)
+        k, v, g = (jnp.where(real, x, 0).astype(dtype) for x in arrays[1:])
         decays = segment_decays(g)
         if g.shape[-1] == 1:
             weights = jnp.einsum("bhik,bhjk->bhij", q, k) * decays[..., 0]
@@ -187,18 +256,15 @@ def delta(
         The state after the last position, and the outputs, in `promote_types(value, float32)`.
     """
     dtype = jnp.promote_types(value.dtype, jnp.float32)
-    real = mask[:, None, :, None]
     gate = jnp.zeros(beta.shape, dtype) if log_gate is None else log_gate
-    parts = (
-        query.astype(dtype),
-        jnp.where(real, key, 0).astype(dtype),
-        jnp.where(real, value, 0).astype(dtype),
-        jnp.where(mask[:, None], beta, 0).astype(dtype),
-        jnp.where(mask[:, None], gate, 0).astype(dtype),
-    )
+    parts = (query, key, value, beta, gate, _real(mask, query.shape[1], dtype))
 
     def one_chunk(state: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
-        q, k, v, b, g = chunk
+        *arrays, real = chunk
+        real = real > 0
+        q = arrays[0].astype(dtype)
+        k, v = (jnp.where(real[..., None], x, 0).astype(dtype) for x in arrays[1:3])
+        b, g = (jnp.where(real, x, 0).astype(dtype) for x in arrays[3:])
         decays = segment_decays(g[..., None])[..., 0]
         since = jnp.exp(g.cumsum(-1))[..., None]
         inverse = unit_lower_inverse(jnp.einsum("bhik,bhjk->bhij", k, k) * decays * b[..., None])
