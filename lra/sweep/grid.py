@@ -60,7 +60,7 @@ class Sweep:
     rates: Any = ()
     lengths: Any = ()
     split: str = "test"
-    search_seeds: int = 1
+    search_seeds: Any = 1
 
 
 def product(
