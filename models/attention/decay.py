@@ -72,8 +72,10 @@ def _take(parts: tuple[Array, ...], n: Any, size: int) -> tuple[Array, ...]:
     return tuple(jax.lax.dynamic_slice_in_dim(x, n * size, size, 2) for x in parts)
 
 
-def _put(whole: Array, chunk: Array, n: Any, size: int) -> Array:
-    return jax.lax.dynamic_update_slice_in_dim(whole, chunk.astype(whole.dtype), n * size, 2)
+def _add(whole: Array, chunk: Array, n: Any, size: int) -> Array:
+    there = jax.lax.dynamic_slice_in_dim(whole, n * size, size, 2)
+    there += chunk.astype(whole.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(whole, there, n * size, 2)
 
 
 def _flipped(one_chunk: _OneChunk) -> _OneChunk:
@@ -86,54 +88,83 @@ def _flipped(one_chunk: _OneChunk) -> _OneChunk:
     return reverse
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _fold(
-    one_chunk: _OneChunk, size: int, reverse: bool, state: Array, parts: tuple[Array, ...]
+    one_chunk: _OneChunk,
+    size: int,
+    state: Array,
+    parts: tuple[Array, ...],
+    gates: tuple[Array, ...],
 ) -> tuple[Array, Array]:
-    return _fold_fwd(one_chunk, size, reverse, state, parts)[0]
+    return _fold_fwd(one_chunk, size, state, parts, gates)[0]
 
 
 def _fold_fwd(
-    one_chunk: _OneChunk, size: int, reverse: bool, state: Array, parts: tuple[Array, ...]
-):
-    count = parts[0].shape[2] // size
-    _, first = jax.eval_shape(one_chunk, state, jax.eval_shape(lambda: _take(parts, 0, size)))
-
-    def step(turn: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        state, out, states = carry
-        n = count - 1 - turn if reverse else turn
-        states = jax.lax.dynamic_update_index_in_dim(states, state, n, 0)
-        state, chunk = one_chunk(state, _take(parts, n, size))
-        return state, _put(out, chunk, n, size), states
-
-    shape = (*first.shape[:2], count * size, *first.shape[3:])
-    start = (state, jnp.zeros(shape, first.dtype), jnp.zeros((count, *state.shape), state.dtype))
-    state, out, states = jax.lax.fori_loop(0, count, step, start)
-    return (state, out), (states, parts)
-
-
-def _fold_bwd(
     one_chunk: _OneChunk,
     size: int,
-    reverse: bool,
-    residuals: tuple[Array, tuple[Array, ...]],
-    grads: tuple[Array, Array],
+    state: Array,
+    parts: tuple[Array, ...],
+    gates: tuple[Array, ...],
 ):
-    states, parts = residuals
-    d_state, d_out = grads
-    count = len(states)
+    count = parts[0].shape[2] // size
+    cut = jax.eval_shape(lambda: _take((*parts, gates[0]), 0, size))
+    first = jax.eval_shape(one_chunk, state, cut)[1]
+    out = jnp.zeros((*first.shape[:2], count * size, *first.shape[3:]), first.dtype)
+    ends, kept = [], []
+    for backward, gate in enumerate(gates):
+        start = jnp.zeros_like(state) if backward else state
+        form = _flipped(one_chunk) if backward else one_chunk
 
-    def step(turn: Any, carry: tuple[Array, tuple[Array, ...]]) -> Any:
-        d_state, d_parts = carry
-        n = turn if reverse else count - 1 - turn
-        _, pull = jax.vjp(one_chunk, states[n], _take(parts, n, size))
-        d_state, d_chunks = pull((d_state, _take((d_out,), n, size)[0]))
-        d_parts = tuple(
-            _put(whole, chunk, n, size) for whole, chunk in zip(d_parts, d_chunks, strict=True)
+        def step(
+            turn: Any, carry: Any, form: Any = form, gate: Any = gate, backward: int = backward
+        ) -> Any:
+            state, states, out = carry
+            n = count - 1 - turn if backward else turn
+            states = jax.lax.dynamic_update_index_in_dim(states, state, n, 0)
+            state, chunk = form(state, _take((*parts, gate), n, size))
+            return state, states, _add(out, chunk, n, size)
+
+        states = jnp.zeros((count, *state.shape), state.dtype)
+        end, states, out = jax.lax.fori_loop(0, count, step, (start, states, out))
+        ends.append(end)
+        kept.append(states)
+    return (ends[0], out), (kept, parts, gates)
+
+
+def _fold_bwd(one_chunk: _OneChunk, size: int, residuals: Any, grads: tuple[Array, Array]):
+    kept, parts, gates = residuals
+    d_end, d_out = grads
+    d_parts = tuple(map(jnp.zeros_like, parts))
+    d_starts, d_gates = [], []
+    for backward, (gate, states) in enumerate(zip(gates, kept, strict=True)):
+        form = _flipped(one_chunk) if backward else one_chunk
+        count = len(states)
+
+        def step(
+            turn: Any,
+            carry: Any,
+            form: Any = form,
+            gate: Any = gate,
+            states: Any = states,
+            backward: int = backward,
+            count: int = count,
+        ) -> Any:
+            d_state, d_parts = carry
+            n = turn if backward else count - 1 - turn
+            _, pull = jax.vjp(form, states[n], _take((*parts, gate), n, size))
+            d_state, d_chunks = pull((d_state, _take((d_out,), n, size)[0]))
+            return d_state, tuple(
+                _add(whole, chunk, n, size) for whole, chunk in zip(d_parts, d_chunks, strict=True)
+            )
+
+        last = jnp.zeros_like(d_end) if backward else d_end
+        d_start, (*d_shared, d_gate) = jax.lax.fori_loop(
+            0, count, step, (last, (*d_parts, jnp.zeros_like(gate)))
         )
-        return d_state, d_parts
-
-    return jax.lax.fori_loop(0, count, step, (d_state, tuple(map(jnp.zeros_like, parts))))
+        d_parts = tuple(d_shared)
+        d_starts.append(d_start)
+        d_gates.append(d_gate)
+    return d_starts[0], d_parts, tuple(d_gates)
 
 
 _fold.defvjp(_fold_fwd, _fold_bwd)
@@ -143,24 +174,26 @@ def _scan(
     one_chunk: _OneChunk,
     state: Array,
     parts: tuple[Array, ...],
+    gates: tuple[Array, ...],
     chunk_size: int,
-    reverse: bool,
 ) -> tuple[Array, Array]:
     """Carries the state over chunks of `[B, H, L, …]` arrays; zeros fill up the last chunk.
 
-    Each chunk is computed again in the backward pass, so that one state a chunk is stored. Chunks are
-    cut out of the arrays and gradients written into them where they lie: a scan would make a copy of
-    each array with the chunks in front, which takes more memory than the states. The gradient is
-    defined in reverse mode only, once.
+    With a second gate the recurrence also runs from the last position to the first, from a state of
+    zeros, and the outputs are added: in one function, because the gradients of what the two share are
+    then added up in one array. Each chunk is computed again in the backward pass, so that one state a
+    chunk is stored. Chunks are cut out of the arrays and gradients written into them where they lie: a
+    scan would make a copy of each array with the chunks in front, which takes more memory than the
+    states. The gradient is defined in reverse mode only, once.
     """
     length = parts[0].shape[2]
     size = min(chunk_size, length)
-    fill = -length % size
-    if fill:
-        parts = tuple(
-            jnp.pad(x, ((0, 0), (0, 0), (0, fill), *([(0, 0)] * (x.ndim - 3)))) for x in parts
-        )
-    result: Any = _fold(_flipped(one_chunk) if reverse else one_chunk, size, reverse, state, parts)
+
+    def filled(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+        room = ((0, 0), (0, 0), (0, -length % size))
+        return tuple(jnp.pad(x, (*room, *([(0, 0)] * (x.ndim - 3)))) for x in arrays)
+
+    result: Any = _fold(one_chunk, size, state, filled(parts), filled(gates))
     state, out = result
     return state, out[:, :, :length]
 
@@ -179,7 +212,7 @@ def gated(
     mask: Bool[Array, "B L"],
     *,
     chunk_size: int,
-    reverse: bool = False,
+    log_gate_back: Float[Array, "B H L G"] | None = None,
 ) -> tuple[Float[Array, "B H K V"], Float[Array, "B H L V"]]:
     """S_t = diag(α_t) S_{t−1} + k_t v_tᵀ, o_t = S_tᵀ q_t (Yang et al. 2024, arXiv 2312.06635, eq. 3).
 
@@ -195,19 +228,19 @@ def gated(
         log_gate: log α ≤ 0, −∞ allowed; G is K, or 1 for one gate a head.
         mask: True for a real token; a pad leaves the state as it is.
         chunk_size: C, in tokens; with G = K the weights take C²·K numbers a head while they are made.
-        reverse: from the last position to the first.
+        log_gate_back: adds the outputs of the recurrence with these gates from the last position to the
+            first, from a state of zeros.
 
     Returns:
         The state after the last position, and the outputs, in `promote_types(value, float32)`.
     """
     dtype = jnp.promote_types(value.dtype, jnp.float32)
-    parts = (query, key, value, log_gate, _real(mask, query.shape[1], dtype))
+    parts = (_real(mask, query.shape[1], dtype), query, key, value)
 
     def one_chunk(state: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
-        *arrays, real = chunk
-        real = real[..., None] > 0
-        q = arrays[0].astype(dtype)
-        k, v, g = (jnp.where(real, x, 0).astype(dtype) for x in arrays[1:])
+        real, q, *arrays = chunk
+        q = q.astype(dtype)
+        k, v, g = (jnp.where(real[..., None] > 0, x, 0).astype(dtype) for x in arrays)
         decays = segment_decays(g)
         if g.shape[-1] == 1:
             weights = jnp.einsum("bhik,bhjk->bhij", q, k) * decays[..., 0]
@@ -219,7 +252,8 @@ def gated(
         kept = jnp.einsum("bhjk,bhjv->bhkv", k * decays[:, :, -1], v)
         return state * since[:, :, -1, :, None] + kept, out
 
-    return _scan(one_chunk, state, parts, chunk_size, reverse)
+    gates = (log_gate,) if log_gate_back is None else (log_gate, log_gate_back)
+    return _scan(one_chunk, state, parts, gates, chunk_size)
 
 
 def delta(
@@ -228,11 +262,11 @@ def delta(
     key: Float[Array, "B H L K"],
     value: Float[Array, "B H L V"],
     beta: Float[Array, "B H L"],
+    log_gate: Float[Array, "B H L"],
     mask: Bool[Array, "B L"],
     *,
     chunk_size: int,
-    log_gate: Float[Array, "B H L"] | None = None,
-    reverse: bool = False,
+    log_gate_back: Float[Array, "B H L"] | None = None,
 ) -> tuple[Float[Array, "B H K V"], Float[Array, "B H L V"]]:
     """S_t = α_t S_{t−1} + β_t k_t (v_t − α_t S_{t−1}ᵀ k_t)ᵀ, o_t = S_tᵀ q_t.
 
@@ -247,24 +281,22 @@ def delta(
         key: keys, of norm at most 1 for a state that stays bounded.
         value: values.
         beta: strength of each correction.
+        log_gate: log α ≤ 0, −∞ allowed; 0 for the rule without gates.
         mask: True for a real token; a pad leaves the state as it is.
         chunk_size: C, in tokens.
-        log_gate: log α ≤ 0, −∞ allowed; None for α = 1.
-        reverse: from the last position to the first.
+        log_gate_back: as in `gated`.
 
     Returns:
         The state after the last position, and the outputs, in `promote_types(value, float32)`.
     """
     dtype = jnp.promote_types(value.dtype, jnp.float32)
-    gate = jnp.zeros(beta.shape, dtype) if log_gate is None else log_gate
-    parts = (query, key, value, beta, gate, _real(mask, query.shape[1], dtype))
+    parts = (_real(mask, query.shape[1], dtype), query, key, value, beta)
 
     def one_chunk(state: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
-        *arrays, real = chunk
-        real = real > 0
-        q = arrays[0].astype(dtype)
-        k, v = (jnp.where(real[..., None], x, 0).astype(dtype) for x in arrays[1:3])
-        b, g = (jnp.where(real, x, 0).astype(dtype) for x in arrays[3:])
+        real, q, *arrays = chunk
+        q, real = q.astype(dtype), real > 0
+        k, v = (jnp.where(real[..., None], x, 0).astype(dtype) for x in arrays[:2])
+        b, g = (jnp.where(real, x, 0).astype(dtype) for x in arrays[2:])
         decays = segment_decays(g[..., None])[..., 0]
         since = jnp.exp(g.cumsum(-1))[..., None]
         inverse = unit_lower_inverse(jnp.einsum("bhik,bhjk->bhij", k, k) * decays * b[..., None])
@@ -277,4 +309,5 @@ def delta(
         kept = jnp.einsum("bhjk,bhjv->bhkv", k * left, corrections)
         return state * since[:, :, -1, :, None] + kept, out
 
-    return _scan(one_chunk, state, parts, chunk_size, reverse)
+    gates = (log_gate,) if log_gate_back is None else (log_gate, log_gate_back)
+    return _scan(one_chunk, state, parts, gates, chunk_size)

@@ -72,26 +72,15 @@ class DeltaNet(Recurrent):
         return unit_silu(features.query), unit_silu(features.key)
 
     def scan(
-        self,
-        state: Array,
-        features: RecurrentFeatures,
-        logits: Any,
-        mask: Bool[Array, "B L"],
-        reverse: bool = False,
+        self, state: Array, features: RecurrentFeatures, mask: Bool[Array, "B L"]
     ) -> tuple[Array, Array]:
         """See `Recurrent.scan`."""
         query, key = self.sides(features)
+        gate, back = self.log_gates(features)
         return decay.delta(
-            state,
-            query,
-            key,
-            features.value,
-            self.strength(features),
-            mask,
-            chunk_size=self.chunk_size,
-            log_gate=None if logits is None else self.log_gate(features, logits)[..., 0],
-            reverse=reverse,
-        )
+            state, query, key, features.value, self.strength(features), gate[..., 0], mask,
+            chunk_size=self.chunk_size, log_gate_back=None if back is None else back[..., 0],
+        )  # fmt: skip
 
     def own_weight(self, features: RecurrentFeatures) -> Float[Array, "B H L"]:
         """See `Recurrent.own_weight`."""

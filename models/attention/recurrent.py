@@ -87,25 +87,20 @@ class Recurrent(Attention):
         return features.query.astype(dtype) * self.key_dim**-0.5, features.key.astype(dtype)
 
     def scan(
-        self,
-        state: Array,
-        features: RecurrentFeatures,
-        logits: Any,
-        mask: Bool[Array, "B L"],
-        reverse: bool = False,
+        self, state: Array, features: RecurrentFeatures, mask: Bool[Array, "B L"]
     ) -> tuple[Array, Array]:
-        """The recurrence from a state on, from the first position to the last or in reverse."""
+        """The recurrence from a state on; in a bidirectional layer the sum of both ways."""
         query, key = self.sides(features)
+        gate, back = self.log_gates(features)
         return decay.gated(
-            state,
-            query,
-            key,
-            features.value,
-            self.log_gate(features, logits),
-            mask,
-            chunk_size=self.chunk_size,
-            reverse=reverse,
-        )
+            state, query, key, features.value, gate, mask,
+            chunk_size=self.chunk_size, log_gate_back=back,
+        )  # fmt: skip
+
+    def log_gates(self, features: RecurrentFeatures) -> tuple[Array, Array | None]:
+        """log α of the way forward, and of the way back where there is one."""
+        forward = self.log_gate(features, features.gate)
+        return forward, None if self.causal else self.log_gate(features, features.gate_back)
 
     def own_weight(self, features: RecurrentFeatures) -> Float[Array, "B H L"]:
         """A_ii, the weight of a position for itself."""
@@ -147,7 +142,7 @@ class Recurrent(Attention):
         Returns:
             The state after them, and `mix`'s output for them.
         """
-        state, out = self.scan(state, features, features.gate, mask)
+        state, out = self.scan(state, features, mask)
         return state, out.astype(features.value.dtype)
 
     def mix(
@@ -161,11 +156,9 @@ class Recurrent(Attention):
         start = self._zeros(features.value.shape[0])
         if self.causal:
             return self.step(start, features, mask)[1]
-        forward = self.scan(start, features, features.gate, mask)[1]
-        backward = self.scan(start, features, features.gate_back, mask, reverse=True)[1]
-        real = mask[:, None, :, None]
+        both = self.scan(start, features, mask)[1]
         own = self.own_weight(features)[..., None] * features.value
-        out = forward + backward - jnp.where(real, own, 0)
+        out = both - jnp.where(mask[:, None, :, None], own, 0)
         return out.astype(features.value.dtype)
 
     def weights(

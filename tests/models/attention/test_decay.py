@@ -60,7 +60,7 @@ def chunked(q, k, v, g, mask, b=None, chunk_size=16):
     state = jnp.zeros((BATCH, HEADS, K, V), q.dtype)
     if b is None:
         return decay.gated(state, q, k, v, g, mask, chunk_size=chunk_size)
-    return decay.delta(state, q, k, v, b, mask, chunk_size=chunk_size, log_gate=g[..., 0])
+    return decay.delta(state, q, k, v, b, g[..., 0], mask, chunk_size=chunk_size)
 
 
 def check(kind, length, width, use_beta, chunk_size=16):
@@ -126,7 +126,8 @@ def test_orthonormal_keys_are_recalled_exactly_by_the_delta_rule(x64):
     k = jnp.broadcast_to(jnp.tile(jnp.eye(K), (3, 1)), (BATCH, HEADS, 3 * K, K))
     v = jax.random.normal(jax.random.key(0), (BATCH, HEADS, 3 * K, V))
     ones, mask = jnp.ones((BATCH, HEADS, 3 * K)), jnp.ones((BATCH, 3 * K), bool)
-    state, out = decay.delta(jnp.zeros((BATCH, HEADS, K, V)), k, k, v, ones, mask, chunk_size=5)
+    start = jnp.zeros((BATCH, HEADS, K, V))
+    state, out = decay.delta(start, k, k, v, ones, 0 * ones, mask, chunk_size=5)
     np.testing.assert_allclose(out, v, atol=1e-12)
     np.testing.assert_allclose(state, v[:, :, -K:], atol=1e-12)
 
@@ -194,16 +195,35 @@ class TestStarts:
 
 
 @pytest.mark.parametrize("use_beta", (False, True))
-def test_reverse_is_the_flipped_sequence(use_beta, x64):
-    q, k, v, b, _, mask = arrays(21, K)
-    g = gate_of("mixed", 21, 1)
-    parts = (q, k, v, b) if use_beta else (q, k, v, g)
-    form = decay.delta if use_beta else decay.gated
-    more = {"log_gate": g[..., 0]} if use_beta else {}
-    start = jnp.zeros((BATCH, HEADS, K, V))
+def test_the_way_back_is_that_of_the_flipped_sequence(use_beta, x64):
+    q, k, v, b, cotangent, mask = arrays(21, K)
+    forward, back = gate_of("mixed", 21, 1), gate_of("e^-20", 21, 1) * cotangent[..., :1] ** 2
     flip = functools.partial(jnp.flip, axis=2)
-    reverse = form(start, *parts, mask, chunk_size=8, reverse=True, **more)
-    more = jax.tree.map(flip, more)
-    state, out = form(start, *map(flip, parts), jnp.flip(mask, axis=1), chunk_size=8, **more)
-    np.testing.assert_allclose(reverse[0], state, atol=1e-12)
-    np.testing.assert_allclose(reverse[1], flip(out), atol=1e-12)
+
+    def one_way(q, k, v, b, g, mask):
+        state = jnp.zeros((BATCH, HEADS, K, V))
+        if use_beta:
+            return decay.delta(state, q, k, v, b, g[..., 0], mask, chunk_size=8)
+        return decay.gated(state, q, k, v, g, mask, chunk_size=8)
+
+    def apart(q, k, v, b, forward, back):
+        state, out = one_way(q, k, v, b, forward, mask)
+        flipped = [flip(x) for x in (q, k, v, b, back)]
+        return state, out + flip(one_way(*flipped, jnp.flip(mask, axis=1))[1])
+
+    def together(q, k, v, b, forward, back):
+        state = jnp.zeros((BATCH, HEADS, K, V))
+        if use_beta:
+            gate, more = forward[..., 0], {"log_gate_back": back[..., 0]}
+            return decay.delta(state, q, k, v, b, gate, mask, chunk_size=8, **more)
+        return decay.gated(state, q, k, v, forward, mask, chunk_size=8, log_gate_back=back)
+
+    def slopes(form):
+        def loss(*args):
+            state, out = form(*args)
+            return (out * cotangent).sum() + (state**2).sum(), (state, out)
+
+        return jax.grad(loss, argnums=range(6), has_aux=True)(q, k, v, b, forward, back)
+
+    for found, expected in zip(*map(jax.tree.leaves, map(slopes, (together, apart))), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-11)
