@@ -23,9 +23,9 @@ Runs every run of a sweep file, and writes the report of their results.
 
 With several learning rates each setting is first trained at every rate with the first seed, or as
 many as the file says; the rate that is best on validation is run with all seeds, and only those runs
-are tested. Finished
-runs are skipped, interrupted ones go on where they were, so the same command goes on after
-whatever ended it. A run that ends with status 2 has said what is wrong and is not tried again."""
+are tested. Finished runs are skipped, interrupted ones go on where they were, so the same command
+goes on after whatever ended it. A run that ends with status 2 has said what is wrong and is not tried
+again."""
 
 EPILOG = """\
 --run.KEY=VALUE sets a key under `run` in every run: --run.data_dir=DIR, --run.platform=gpu.
