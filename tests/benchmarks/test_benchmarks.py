@@ -79,9 +79,9 @@ def test_refused_forms_are_told(capsys, monkeypatch):
 
 
 def test_backward(capsys):
-    run(backward, "--attention gla taylor --batch 1 --heads 2 --length 33 --width 4 --runs 1")
+    run(backward, "--attention gla taylor --batch 1 --heads 2 --length 600 --width 8 --runs 1")
     header, titles, *rows = capsys.readouterr().out.splitlines()
-    assert header == "mix, 1×2×33×4 float32, cpu"
+    assert header == "mix, 1×2×600×8 float32, cpu"
     assert titles.split() == [
         "mechanism",
         "form",
